@@ -1,4 +1,9 @@
-"""Authenticate callers by key or browser session, count their requests, and answer frequent reads cheaply."""
+"""Authenticate callers by key or browser session, count their requests, and answer frequent reads cheaply.
+
+Keys that request unknown ids or ids of other projects are logged, at most once a minute per key. Both cases are logged
+alike and after the response, so neither its bytes nor its timing tells them apart. The entry of an id's creation tells
+whose it is.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,14 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from app import db
-from app.audit_log.service import CALLER, Caller
-from app.errors import Forbidden, Unauthorized
-from app.http.common_threads import common_threads
+from app import audit_log, db
+from app.audit_log import CALLER, Caller
+from app.errors import Forbidden, HasNone, NotFound, Unauthorized
+from app.http.lanes import common_threads
 from app.http.rate_limit import KeyThrottle, RateLimits
 from app.keys import browser_sessions
 from app.keys import service as keys
@@ -25,6 +31,8 @@ from app.settings import Settings
 
 _USE_WAIT_S = 1.0
 NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
+_PROBES_PER_MINUTE = 1  # entries per key
+_SHOWN = 200  # characters of the message, which contains the id
 
 
 def request_caller(request: Request) -> Caller:
@@ -164,3 +172,20 @@ class Answers:
         if found is None:
             raise Unauthorized(NO_KEY)
         return found
+
+
+def probe_task(request: Request, error: NotFound) -> BackgroundTask | None:
+    """Return a task that logs the probe after the response; None if it is no probe or one was just logged."""
+    caller: Caller | None = getattr(request.state, CALLER, None)
+    limits: RateLimits = request.app.state.rate_limits
+    if isinstance(error, HasNone) or caller is None or caller.principal is None:
+        return None
+    if not limits.take("probes", caller.principal.key_id, _PROBES_PER_MINUTE).is_allowed:
+        return None
+    return BackgroundTask(_log_probe, request, caller, error)
+
+
+def _log_probe(request: Request, caller: Caller, error: NotFound) -> None:
+    target = f"{request.method} {request.scope['route'].path}"
+    with db.transaction(request.app.state.engine, {CALLER: caller}) as session:
+        audit_log.record(session, "id.unknown", target, "denied", code=error.code, message=error.message[:_SHOWN])

@@ -1,4 +1,4 @@
-"""Dependencies of routes: sessions, storage, the caller.
+"""Dependencies of routes: sessions, storage, the caller, and the multipart forms of uploads as they arrive.
 
 Dependencies that never block are `async`; others cost each request a switch to another thread.
 """
@@ -6,6 +6,7 @@ Dependencies that never block are `async`; others cost each request a switch to 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated, Literal
 
@@ -16,20 +17,24 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from app import db
-from app.audit_log import service as audit_log
-from app.audit_log.service import CALLER, Caller
+from app import audit_log, db
+from app.audit_log import CALLER, Caller
 from app.callers import NO_KEY, Answers, reader, recognize_key, request_caller, require_scope, signed_in_browser
 from app.db import Begin
-from app.errors import Forbidden, Unauthorized
+from app.errors import Forbidden, TooLarge, Unauthorized, UnsupportedMedia
 from app.files.counting import Counters
 from app.files.validation import Limits
-from app.http.common_threads import common_threads
-from app.http.lanes import Lane, Lanes, Share
+from app.http import bodies
+from app.http.bodies import Form
+from app.http.lanes import Lane, Lanes, Share, Slots, common_threads
 from app.keys import browser_sessions
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
+from app.uploads import PART_BYTES
+
+_FORM_BYTES = 1 << 20  # a form may exceed its file by this much
+_DRAIN_BYTES = 16 << 20
 
 
 async def _settings(request: Request) -> Settings:
@@ -53,8 +58,11 @@ async def _quick_storage(request: Request) -> Storage:
 
 
 SettingsDep = Annotated[Settings, Depends(_settings)]
+
 EngineDep = Annotated[Engine, Depends(_engine)]
+
 StorageDep = Annotated[Storage, Depends(_storage)]
+
 QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # short timeouts, for reads while a client waits
 
 
@@ -112,15 +120,23 @@ async def _multipart_limits(settings: SettingsDep) -> Limits:
 
 # scope="function": the commit happens before the response is sent, so a 200 always means committed.
 SessionDep = Annotated[Session, Depends(_session, scope="function")]
+
 ReadDep = Annotated[Session, Depends(_read_session, scope="function")]
+
 # For routes that wait for clients or the storage: they open short transactions themselves. LookDep is read-only.
 BeginDep = Annotated[Begin, Depends(_begin)]
+
 LookDep = Annotated[Begin, Depends(_look)]
+
 # For writes of the provider.
 ProviderSessionDep = Annotated[Session, Depends(_provider_session, scope="function")]
+
 ProviderBeginDep = Annotated[Begin, Depends(_provider_begin)]
+
 CountersDep = Annotated[Counters, Depends(_counters)]
+
 LimitsDep = Annotated[Limits, Depends(_limits)]
+
 MultipartLimitsDep = Annotated[Limits, Depends(_multipart_limits)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key of this service: sk-spard-...")
@@ -177,8 +193,11 @@ def _admin(principal: Annotated[Principal, Depends(_principal)], request: Reques
 
 
 KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever its scopes
+
 CustomerDep = Annotated[Principal, Depends(_customer)]
+
 AnswersDep = Annotated[Answers, Depends(_Answering())]  # for frequent reads
+
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 
@@ -191,8 +210,59 @@ def _lane(chosen: Callable[[Lanes], Lane]) -> Callable[..., Awaitable[Share]]:
 
 # For work that waits for the storage or computes for long: see app/http/lanes.py.
 ReadsDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.reads))]
+
 PreviewsDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.previews))]
+
 WritesDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.writes))]
 
 # The id of the row after which a page begins.
 AfterQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+def _form(
+    request: Request,
+    limits: LimitsDep,
+    principal: KeyDep,
+    settings: SettingsDep,
+) -> Iterator[Form]:
+    """Yield the form of an upload as it arrives; its body is not read without a valid key."""
+    yield from upload_form(request, principal, settings, limits)
+
+
+def upload_form(request: Request, principal: Principal, settings: Settings, limits: Limits) -> Iterator[Form]:
+    """Yield the form of an upload by an authenticated caller."""
+    with _upload_slot(request, principal, settings):
+        yield from _open_form(request, "file", limits.bytes)
+
+
+def _part_form(request: Request, principal: KeyDep, settings: SettingsDep) -> Iterator[Form]:
+    """Yield the form of one part of an upload as it arrives."""
+    with _upload_slot(request, principal, settings):
+        yield from _open_form(request, "data", PART_BYTES)
+
+
+def _upload_slot(request: Request, principal: Principal, settings: Settings) -> AbstractContextManager[None]:
+    uploads: Slots = request.app.state.uploads
+    return uploads.place(principal.project_id, settings.uploads_at_once)
+
+
+def _open_form(request: Request, part: str, limit: int) -> Iterator[Form]:
+    if bodies.are_compressed(request.headers):
+        raise UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
+    declared = request.headers.get("content-length", "")
+    request.state.body_bytes = limit + _FORM_BYTES
+    if declared.isdecimal() and int(declared) > request.state.body_bytes:
+        raise TooLarge(f"The file is larger than {limit} bytes.", param=part)
+    body_bytes = int(declared) if declared.isdecimal() else None
+    form = Form(request.headers.get("content-type", ""), bodies.chunks(request.stream()), part, body_bytes)
+    try:
+        yield form
+    finally:
+        # A client reads the answer only after it has sent its body; what it still sends is dropped, up to a limit.
+        if not form.drain(_DRAIN_BYTES) and not declared:
+            request.state.headers |= {"connection": "close"}  # a body of unknown length may be endless
+
+
+FormDep = Annotated[Form, Depends(_form, scope="function")]
+
+PartFormDep = Annotated[Form, Depends(_part_form, scope="function")]

@@ -1,4 +1,7 @@
-"""Assemble the HTTP service: routes, background threads, and errors in OpenAI's envelope."""
+"""Assemble the HTTP service: routes, background threads, and errors in OpenAI's envelope.
+
+Clients of OpenAI's API request more than fine-tuning, so an unknown URL is answered with a hint.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from app import db, retention
-from app.audit_log import probe_log
+from app import callers, db, retention
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
 from app.dashboard.viewer import sign_in_redirect
@@ -35,27 +37,24 @@ from app.errors import (
     UnsupportedMedia,
 )
 from app.files.counting import Counters
-from app.http import bodies, openapi, shared_routes, unknown_url
-from app.http.common_threads import CommonThreads
+from app.http import bodies, openapi, shared_routes
 from app.http.connections import raise_limit
-from app.http.lanes import Lanes
+from app.http.lanes import CommonThreads, Lanes, Slots
 from app.http.middleware import Envelope, problem
 from app.http.rate_limit import KeyThrottle, RateLimits
-from app.http.slots import Slots
 from app.http.validation_errors import first_fault
 from app.inference import call_leases
 from app.inference.call_leases import ledger_folder
 from app.inference.engines import server_watch
 from app.inference.service import Serving
-from app.inference.vllm_withdrawal import unload_withdrawn
+from app.inference.vllm import unload_withdrawn
 from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
 from app.keys import browser_sessions
 from app.keys import service as keys
-from app.ops import garbage, logs, metrics, preflight, tracing
+from app.ops import logs, metrics, periodic, preflight, tracing
 from app.ops.broker import Dispatcher
-from app.ops.readiness import Readiness
-from app.ops.saturation import Saturation
+from app.ops.readiness import Readiness, Saturation
 from app.ops.shutdown import when_told_to_stop
 from app.routes import ROUTERS, WEBHOOKS, reference_pages
 from app.settings import Settings, get_settings
@@ -64,11 +63,14 @@ from app.webhooks.delivery import Courier
 from spard.release.version import package_version
 
 log = logging.getLogger(__name__)
-
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _LOCKED_RETRY_S = 5
 _JOIN_S = 3.0  # seconds that background threads have to end
 _ROUTES = shared_routes.include(reference_pages.router, *ROUTERS, *PAGES)
+_ANSWERING = ("chat/completions", "completions", "responses", "moderations")
+_ELSEWHERE = ("embeddings", "batches", "evals", "images", "audio", "assistants", "threads")
+_AZURE = ("/openai/", "/deployments/", "/v1/deployments/")  # the last two with a base_url
+_DOMAINS = ("files", "uploads", "fine_tuning", "models", "admin", "webhook_endpoints", *_ANSWERING, *_ELSEWHERE)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -127,7 +129,7 @@ def served_app(settings: Settings) -> FastAPI:
     raise_limit()
     app = create_app(settings)
     shared_routes.build(_ROUTES)
-    garbage.spare_requests()
+    periodic.spare_requests()
     return app
 
 
@@ -179,7 +181,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
             name="lost calls",
             daemon=True,
         ),
-        Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
+        Thread(target=periodic.collect_garbage, args=(stop,), name="garbage", daemon=True),
         Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
 
@@ -197,7 +199,7 @@ async def _answer(request: Request, exc: Exception) -> Response:
     )
     if isinstance(exc, NotFound):
         # After the response, so that its time does not tell unknown ids from those of other projects.
-        answer.background = probe_log.probe_task(request, exc)
+        answer.background = callers.probe_task(request, exc)
     return answer
 
 
@@ -214,7 +216,7 @@ def _error(request: Request, exc: Exception) -> AppError:
         case RequestValidationError():
             return first_fault(exc)
         case HTTPException(status_code=404):
-            return NotFound(f"Unknown URL ({where}).{unknown_url.hint(request.url.path)}", code="unknown_url")
+            return NotFound(f"Unknown URL ({where}).{_url_hint(request.url.path)}", code="unknown_url")
         case HTTPException(status_code=405):
             return InvalidRequest(f"Not allowed: {where}.", code="method_not_allowed", status=405)
         case HTTPException(status_code=413):
@@ -250,3 +252,16 @@ def _database_error(where: str, exc: Exception) -> AppError:
         case _:
             log.warning("%s: the database does not answer: %s", where, db.why(exc))
             return Unavailable("The database does not answer at the moment; try again.")
+
+
+def _url_hint(path: str) -> str:
+    """Return a hint as a sentence with a leading space, or an empty text."""
+    if path.startswith(_AZURE):
+        return " Azure's paths are not served; take OpenAI(base_url=...) that ends with /v1 in place of AzureOpenAI."
+    under = path.removeprefix("/v1/")
+    if under == path:
+        is_known = path.lstrip("/").startswith(_DOMAINS)
+        return " Paths begin with /v1: let the client's base_url end with it." if is_known else ""
+    if under.startswith(_ELSEWHERE):
+        return f" Not served here; models answer at {', '.join(_ANSWERING[:3])}."
+    return ""

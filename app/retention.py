@@ -15,7 +15,7 @@ from sqlalchemy import Engine, Select, delete, or_, select, tuple_
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningDelete
 
-from app import db, objects
+from app import db, objects, uploads
 from app.db import Begin, now, timestamp
 from app.db.base import utc_now
 from app.db.tables import (
@@ -33,10 +33,9 @@ from app.db.tables import (
 )
 from app.files import service as files
 from app.objects import generation_mark, reconciler
-from app.objects.references import kept_attempts
+from app.objects.reconciler import kept_attempts
 from app.ops.periodic import repeat
 from app.storage import Storage
-from app.uploads import service as uploads
 
 _AT_ONCE = 100
 _ATTEMPTS_STAY = timedelta(days=1)  # a worker that lost its lease may still write

@@ -23,8 +23,7 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import Engine, event, insert
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.db.base import utc_now
 from app.db.tables import HeldAdapter, Job, JobStatus, Project, WebhookDelivery, WebhookEndpoint
 from app.jobs import fleet

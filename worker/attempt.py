@@ -37,8 +37,7 @@ from worker.memory_kills import MemoryKills
 from worker.metrics import LOST, StageClock, WorkerMetrics
 from worker.process import Child
 from worker.progress import Journal
-from worker.results import CheckpointArchives, attempt_prefix, upload
-from worker.resume_state import Keeper, delete_kept
+from worker.results import CheckpointArchives, Keeper, attempt_prefix, delete_kept, upload
 from worker.sinks.feed import open_sinks
 from worker.workdir import Folder, new_folder
 

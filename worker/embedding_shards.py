@@ -34,7 +34,7 @@ from app.storage.base import read_file
 from spard.config.quantization import quantized_digest
 from spard.digests import file_sha256, model_digest
 from worker import child_files
-from worker.weights import encoder_files_digest
+from worker.inputs import encoder_files_digest
 from worker.workdir import Folder, read_assignment
 
 # Download objects into a folder that children can write to, completely or not at all; resume broken downloads.

@@ -23,7 +23,7 @@ from app.ops.shutdown import until_told
 from app.settings import Settings, get_settings
 from worker import gpu
 from worker.memory_kills import Memory, MemoryKills
-from worker.node_connection import LOST_S, Wire
+from worker.nodes import LOST_S, Wire
 from worker.process import COMMAND, Child, environment
 from worker.sandbox import Cell, Given
 from worker.workdir import NODE, Folder

@@ -1,12 +1,18 @@
-"""Fill a job's folder: download its files, check their digests, and restore the outputs of earlier attempts."""
+"""Fill a job's folder: download its files, check their digests, and restore the outputs of earlier attempts.
+
+The digests of model files are cached in the worker, which passes them to its children. Children share no cache of their
+own: one could write a wrong digest that the next child trusts.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Literal, cast
 
@@ -14,9 +20,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from app.db.tables import Job
-from app.db.tables.checkpoints import KEPT
 from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ASKED_OTHERWISE, AuditedRef, CorpusRef, JobSpec, ObjectRef, StartFrom
+from app.db.tables.jobs import KEPT_CHECKPOINTS
 from app.errors import AppError
 from app.jobs import needs
 from app.settings import Settings
@@ -24,15 +30,14 @@ from app.storage import ObjectMissing, Storage
 from spard.config import DISGUISES_ALONE, Evidence, JudgeSpec, Recipe
 from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
-from spard.digests import model_digest
+from spard.digests import file_sha256, model_digest, model_file_name, model_files
+from spard.models.folder.encoder import encoder_digest
 from spard.release.archive import unpack
 from worker import gpu
 from worker.failures import BaseModelChanged, HubUnavailable, ModelMissing
-from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
-
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
 _READINGS = 3  # downloads with a wrong digest before giving up
@@ -41,6 +46,8 @@ _EVIDENCE = Path("in/evidence.json")
 _Kind = Literal["harmful", "benign", "utility"]
 _Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+_SETTLED_NS = 2_000_000_000  # even coarse file system clocks give two writes that are this far apart different times
+_KEPT_DIGESTS = 4096  # files
 
 
 class Changed(AppError):
@@ -158,7 +165,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         patience_s=settings.outage_patience_s,
         checkpoint_prompts=spec.checkpoint_prompts,
         taken_until=taken_until,
-        kept_checkpoints=KEPT,
+        kept_checkpoints=KEPT_CHECKPOINTS,
         keeps_transcripts=spec.transcripts,
         audits=spec.audited is not None,
         weights=_weights(job, run.model),
@@ -256,3 +263,29 @@ def _local_model(source: str, revision: str | None) -> str:
         raise ModelMissing(f"The hub has no {source} at {revision} for this machine: {error}") from error
     except (OSError, ValueError) as error:
         raise HubUnavailable(f"{source} at {revision} cannot be downloaded: {error}") from error
+
+
+def file_digests(model: str) -> dict[str, str]:
+    """Return the SHA-256 of each file that counts for a model's digest, by file name."""
+    return {model_file_name(path): _file_digest(path.resolve()) for path in model_files(Path(model))}
+
+
+def encoder_files_digest(folder: str) -> str:
+    """Return the digest of a sentence encoder's folder, as `spard.models.folder.encoder` defines it."""
+    return encoder_digest(Path(folder), lambda path: _file_digest(path.resolve()))
+
+
+def _file_digest(path: Path) -> str:
+    """Return a file's SHA-256, from the cache if inode, size and times are unchanged.
+
+    The digest of a file written within the last 2 s is not cached: another write could leave the same times.
+    """
+    found = path.stat()
+    if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < _SETTLED_NS:
+        return file_sha256(path)
+    return _cached_digest(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+
+
+@lru_cache(maxsize=_KEPT_DIGESTS)
+def _cached_digest(path: Path, identity: tuple[int, ...]) -> str:
+    return file_sha256(path)

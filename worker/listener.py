@@ -15,8 +15,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 
 from app.checkpoints.records import EpochResult
 from app.db import why
-from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_records import KeptFile
+from app.db.tables.jobs import EPOCH
 from app.settings import Settings
 from worker.embedding_shards import EmbeddingShards
 from worker.heartbeat import JUDGE, STORAGE, Heart, Meter
@@ -24,8 +24,7 @@ from worker.metrics import StageClock
 from worker.process import Child
 from worker.progress import Journal
 from worker.protocol import Message
-from worker.results import CheckpointArchives
-from worker.resume_state import Keeper
+from worker.results import CheckpointArchives, Keeper
 from worker.sinks.feed import Sinks
 from worker.workdir import Folder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from app.catalog.weights import parameters
+from app.catalog.model_files import parameters
 from app.inference.memory import available_mb
 from spard.digests import model_file_name
 from spard.models.base import Base, read_base

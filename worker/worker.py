@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app import locked_folders
 from app.db import make_engine, read, transaction, why
 from app.db.tables import Job, JobStatus
-from app.db.tables.workers import PRESENCE_EVERY_S
+from app.db.tables.jobs import PRESENCE_EVERY_S
 from app.jobs import events, fleet, lease, reaper, scheduling
 from app.jobs.fleet import Presence
 from app.jobs.lease import Claim

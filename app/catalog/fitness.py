@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.catalog import weights
+from app.catalog import model_files
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
 from app.db import Begin
 from app.db.tables import BaseModelEntry
@@ -156,7 +156,7 @@ def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
 
 def fitness(entry: BaseModelEntry) -> ModelFitness:
     """Return which of the needed files and settings a model has; fields stay None if its folder is not here."""
-    folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=weights.parameters(entry.source))
+    folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=model_files.parameters(entry.source))
     if not folder.is_dir():
         return found
     look = inspect_folder(folder)

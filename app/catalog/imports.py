@@ -34,7 +34,7 @@ from app.files.findings import summary
 from app.files.tables import read_lines
 from app.files.upload import Received, receive
 from app.files.validation import Limits, Validator
-from app.http.multipart import Form
+from app.http.bodies import Form
 from app.objects import Planned, Writing
 from app.storage import Storage, Stored
 from spard.data.clusters import clusters

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
-from app import objects
-from app.audit_log import service as audit_log
+from app import audit_log, objects
 from app.catalog import embeddings, service
 from app.catalog.schemas import BaseModelDeleted, CorpusDeleted
 from app.db import Begin

@@ -10,8 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.catalog import badges
 from app.catalog.fitness import Inspected, known_tool_support
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.db.tables import TERMINAL, CheckpointPermission, Job, JobCheckpoint
-from app.db.tables.checkpoints import EPOCH, FINAL, KEPT
 from app.db.tables.job_records import Adapter, CheckpointSafety
+from app.db.tables.jobs import EPOCH, FINAL, KEPT_CHECKPOINTS
 from app.http.pagination import note_deleted
 from app.jobs import lease
 from app.jobs.lease import Claim
@@ -96,7 +96,7 @@ def _remove_old(session: Session, job: Job) -> None:
     is_own = JobCheckpoint.kind == FINAL
     own_first = select(JobCheckpoint).where(of_job).order_by(is_own.desc(), JobCheckpoint.step.desc())
     # The final checkpoint sorts first, so it is never among those that are removed.
-    for row in session.scalars(own_first.offset(KEPT)).all():
+    for row in session.scalars(own_first.offset(KEPT_CHECKPOINTS)).all():
         if row.storage_key is not None:
             if _is_needed(session, row.storage_key):
                 continue

@@ -34,8 +34,8 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Recompute the hash chain of the audit log; on a mismatch, name the first bad row and exit with 1."""
+    from app import audit_log as chain
     from app import db
-    from app.audit_log import service
     from app.ops import preflight
     from app.settings import read_settings
 
@@ -44,12 +44,12 @@ def verify(
     engine = db.make_engine(settings.database())
     try:
         with db.read(engine) as session:
-            found = service.verify(session)
+            found = chain.verify(session)
             if known:
-                _compare(known, service.entry_hash(session, _seq(known)))
+                _compare(known, chain.entry_hash(session, _seq(known)))
     finally:
         engine.dispose()
-    if isinstance(found, service.Broken):
+    if isinstance(found, chain.Broken):
         raise CommandFailed(f"The audit log is broken at row {found.seq}: {found.why}.")
     if as_json:
         return show_json({"rows": found.rows, "head": found.head})

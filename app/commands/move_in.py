@@ -205,23 +205,23 @@ def compare_models(
 ) -> None:
     """Ask the new models the same prompts and report how often they agree; exits 1 if one could not be compared."""
     from app.commands.move_in_clients import judging, service
-    from app.move_in import comparing
+    from app.move_in import comparison
     from app.move_in.ledger import open_ledger
 
     if (judge_url is None) != (judge_model is None):
         raise typer.BadParameter("Name both --judge-url and --judge-model, or neither.")
     with open_ledger(folder) as ledger, service(patience) as api:
-        pairs, left = comparing.pairs(api, ledger, dict(_pair(each, "--pair") for each in pair or ()))
+        pairs, left = comparison.pairs(api, ledger, dict(_pair(each, "--pair") for each in pair or ()))
         for old, why in left.items():
             say(f"{old} left: {why}")
         if dry_run:
-            for line in comparing.estimate(ledger, pairs, again=again, with_judge=judge_model is not None):
+            for line in comparison.estimate(ledger, pairs, again=again, with_judge=judge_model is not None):
                 say(line)
             raise typer.Exit(0 if pairs and not left else 1)
-        ask = partial(comparing.ask, api, ledger, at_once=at_once, again=again, tell=say)
+        ask = partial(comparison.ask, api, ledger, at_once=at_once, again=again, tell=say)
         done = {old: ask(old, new) for old, new in pairs.items()}
         with judging(judge_url, judge_model, ledger, patience) as judge:
-            for line in comparing.report(ledger, pairs, judge, show):
+            for line in comparison.report(ledger, pairs, judge, show):
                 say(line)
     raise typer.Exit(0 if pairs and all(done.values()) and not left else 1)
 

@@ -57,7 +57,7 @@ def repair(
 
     Objects that were aside for SPARD_OBJECTS_ASIDE_DAYS are deleted, as are broken multipart uploads to a bucket.
     """
-    from app.audit_log import service as audit_log
+    from app import audit_log
     from app.objects import generation_mark, reconciler
 
     with _open_stores() as (settings, storage, begin):
@@ -83,7 +83,7 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Put objects back that were moved aside; nothing is overwritten."""
-    from app.audit_log import service as audit_log
+    from app import audit_log
     from app.objects import reconciler
 
     if bool(keys) == everything:

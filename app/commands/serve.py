@@ -20,14 +20,14 @@ def up(
     worker: Annotated[bool, typer.Option(help="Also start a worker, in its own process.")] = True,
     detach: Annotated[bool, typer.Option("--detach", help="Start the service in the background and return.")] = False,
 ) -> None:
-    """Start the whole service on this machine; stop it with Ctrl-C, or with `spard down` if it was detached."""
+    """Start the whole service on this machine; stop it with Ctrl-C, or with `spard down` if it was embedded."""
     if worker and importlib.util.find_spec("torch") is None:
         raise CommandFailed("Training needs torch: pip install 'spard-service[worker]', or start with --no-worker.")
     os.environ["SPARD_DATA_DIR"] = str(data.resolve())  # the worker reads it too
-    from app.commands import detached, embedded  # import the whole server
+    from app.commands import embedded  # imports the whole server
     from app.settings import read_settings
 
-    begin = detached.start if detach else embedded.serve
+    begin = embedded.start_detached if detach else embedded.serve
     begin(read_settings(), host, port, with_worker=worker)
 
 
@@ -36,9 +36,9 @@ def down(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the service to stop.", min=0)] = 120.0,
 ) -> None:
     """Stop the service that runs on a folder, and wait for its end; jobs continue at the next start."""
-    from app.commands import detached
+    from app.commands import embedded
 
-    detached.stop(data.resolve(), timeout)
+    embedded.stop(data.resolve(), timeout)
 
 
 def migrate(data: Data = None, as_json: Json = False) -> None:

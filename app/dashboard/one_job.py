@@ -10,14 +10,14 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer, ViewerDep
 from app.db import Begin
 from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
 from app.errors import AppError, Forbidden, HasNone, InvalidState
-from app.jobs import clone, rows, service, task_replies, transcripts
+from app.jobs import clone, rows, service, transcripts
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, dropped_lines, read_report
 from app.storage import Storage
@@ -96,7 +96,7 @@ class OneJob:
     def task_replies(self) -> Response:
         """Show the replies of both models to the customer's own requests, or why there are none."""
         try:
-            found = task_replies.show(self.look, self.storage, self.viewer.principal, self.job_id).data
+            found = transcripts.show_task_replies(self.look, self.storage, self.viewer.principal, self.job_id).data
         except (Forbidden, HasNone, InvalidState) as problem:
             return self._render("task_replies", found=(), problem=problem)
         return self._render("task_replies", found=found, problem=None)

@@ -1,24 +1,44 @@
-"""Render templates to responses with a content security policy that allows only our own scripts and server."""
+"""Render templates to responses with a content security policy that allows only our own scripts and server.
+
+Style sheets and scripts are named with their digest, so that browsers can cache them forever.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from importlib.resources import files
 from typing import Any
 
 from fastapi import Request
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from app.dashboard import assets
 from app.dashboard.viewer import Viewer
-from app.errors import AppError
-from app.jobs.reports.held_back import is_held_back, stopping_figure
+from app.errors import AppError, NotFound
 from app.jobs.reports.page import TEMPLATES, with_code
 from app.jobs.reports.plots import percent
+from app.jobs.reports.verdict import is_held_back, stopping_figure
 from app.jobs.schemas import JobOut
 
+_MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "jsonl": "application/jsonl",
+    "svg": "image/svg+xml",
+}
+_ASSET_PLACES = {
+    "spard.css": ("app.jobs.reports", "templates"),  # shared with the HTML report
+    "dashboard.css": ("app.dashboard", "static"),
+    "dashboard.js": ("app.dashboard", "static"),
+    "example.jsonl": ("app.dashboard", "static"),
+    "icon.svg": ("app.dashboard", "static"),
+    "htmx.min.js": ("app.dashboard", "static"),
+}
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -32,6 +52,42 @@ _LOADER = ChoiceLoader([PackageLoader("app.dashboard", "templates"), TEMPLATES])
 # With StrictUndefined a misspelled variable is an error; by default it would render as empty text.
 _TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that pages link to."""
+
+    name: str  # including its digest
+    media_type: str
+    content: bytes
+    gzipped: bytes
+
+
+def _read_asset(name: str) -> Asset:
+    package, folder = _ASSET_PLACES[name]
+    content = (files(package) / folder / name).read_bytes()
+    stem, _, ending = name.rpartition(".")
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    return Asset(f"{stem}.{digest}.{ending}", _MEDIA_TYPES[ending], content, gzip.compress(content, mtime=0))
+
+
+_ASSETS: Mapping[str, Asset] = {name: _read_asset(name) for name in _ASSET_PLACES}
+
+_ASSETS_BY_NAME = {asset.name: asset for asset in _ASSETS.values()}
+
+
+def asset_url(name: str) -> str:
+    """Return the URL of a file, given its name without digest."""
+    return f"/static/{_ASSETS[name].name}"
+
+
+def find_asset(name: str) -> Asset:
+    """Return the file with this name, digest included; raise `NotFound` if there is none."""
+    try:
+        return _ASSETS_BY_NAME[name]
+    except KeyError:
+        raise NotFound("No such file.", code="unknown_url") from None
 
 
 def page(request: Request, name: str, viewer: Viewer | None = None, *, status: int = 200, **shown: Any) -> HTMLResponse:
@@ -95,7 +151,15 @@ def short_id(job_id: str) -> str:
 
 
 _TEMPLATES.filters |= {"job_name": _job_name, "short_id": short_id, "size": _size, "ago": _ago, "duration": _duration}
+
+
 _TEMPLATES.filters |= {"magnitude": _magnitude}
+
+
 _TEMPLATES.filters |= {"percent": percent, "count": "{:,}".format, "with_code": with_code}
+
+
 _TEMPLATES.filters |= {"is_held_back": is_held_back, "stopping_figure": stopping_figure}
-_TEMPLATES.globals |= {"asset": assets.url}
+
+
+_TEMPLATES.globals |= {"asset": asset_url}

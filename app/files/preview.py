@@ -1,9 +1,13 @@
-"""Preview and measure training rows as a base model's chat template renders them, token by token with the loss mask."""
+"""Preview and measure training rows as a base model's chat template renders them, token by token with the loss mask.
+
+On request a file's validation is extended by it: token counts, rows shared with other files, further problems.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -11,14 +15,17 @@ from sqlalchemy.orm import Session
 
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE
-from app.errors import AppError, InvalidRequest, InvalidState
+from app.errors import AppError, Forbidden, InvalidRequest, InvalidState
+from app.files import service
 from app.files.counting import Allowance, Counters
-from app.files.duplicate_rows import digest
-from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, TokenCounts
+from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, TokenCounts, Validation
 from app.files.service import is_unfit
+from app.files.validation import Limits, Validator, row_digest
+from app.keys.service import Principal
 from app.storage import Storage
 from spard.data.jsonl import BadRow, numbered_rows, numbered_texts, parse_row
 from spard.data.overlap import find_leaks
+from spard.data.row_rules import TrainingRows
 from spard.data.rows import example, prompt_text
 
 EXAMINED = 10_000  # rows of a file that are compared within a request
@@ -149,10 +156,10 @@ def _lines(storage: Storage, file: File) -> Iterator[tuple[int, str]]:
 def _digest(text: str) -> int:
     """Return a number that is equal for rows with equal content; text that is not a row is compared verbatim."""
     try:
-        return digest(parse_row(text, 0))
+        return row_digest(parse_row(text, 0))
     except BadRow:
         # Compared verbatim, with the same digest function.
-        return digest(text)
+        return row_digest(text)
 
 
 def read_rows(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -163,3 +170,83 @@ def read_rows(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any
         except BadRow:
             message = f"Line {line} is not a JSON object."
             raise InvalidState(message, code="not_convertible", param="file_id") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationQuery:
+    """The extras that a validation request asks for."""
+
+    model: str | None
+    max_seq_length: int | None
+    validation_file: str | None
+    audit: bool
+    after_line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSubject:
+    """The database rows that an answer needs; the checks then read storage for seconds without a session."""
+
+    file: File
+    found: Validation
+    entry: BaseModelEntry | None
+    other: File | None
+    audited: Sequence[Corpus] | None
+
+
+def validation_subject(
+    session: Session,
+    caller: Principal,
+    file_id: str,
+    query: ValidationQuery,
+    audited: Callable[[Session], Sequence[Corpus]],
+) -> ValidationSubject:
+    """Look up the rows that a request needs.
+
+    Raises `Forbidden` if a key without the scope `admin` asks for the overlap with the `audited` suites.
+    """
+    if query.audit and "admin" not in caller.scopes:
+        raise Forbidden('This key lacks the scope "admin", which audit=true needs.')
+    other = query.validation_file and service.get(session, caller.project_id, query.validation_file, "validation_file")
+    return ValidationSubject(
+        file=service.get(session, caller.project_id, file_id),
+        found=service.validation(session, caller.project_id, file_id),
+        entry=model_entry(session, query.model) if query.model is not None else None,
+        other=other or None,
+        audited=audited(session) if query.audit else None,
+    )
+
+
+def extend_validation(
+    storage: Storage,
+    counters: Counters,
+    about: ValidationSubject,
+    query: ValidationQuery,
+    limits: Limits,
+    allowance: Allowance,
+) -> Validation:
+    """Return the validation with the extras that were requested."""
+    found = about.found
+    if query.after_line is not None:
+        found = service.validation_response(
+            about.file, _later_problems(storage, about.file, query.after_line, limits), found.findings
+        )
+    if about.entry is not None:
+        found.tokens = token_counts(storage, counters, about.file, about.entry, query.max_seq_length, allowance)
+        # Rows that the template refuses are problems of the file too, but only for this model, so they are not stored.
+        found = service.with_problems(found, found.tokens.problems, after=query.after_line or 0)
+    if about.other is not None:
+        found.overlap = overlap(storage, about.file, about.other)
+    if about.audited is not None:
+        found.audit_overlap = audit_overlap(storage, about.file, about.audited)
+    return found
+
+
+def _later_problems(storage: Storage, file: File, line: int, limits: Limits) -> list[dict[str, Any]]:
+    """Return the problems after a line, by validating the file again: only the first thousand are stored."""
+    if file.purpose != FINE_TUNE:
+        return []
+    validator = Validator(TrainingRows(), limits, line)
+    for chunk in storage.chunks(file.storage_key):
+        validator.feed(chunk)
+    return validator.finish().problem_list()

@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, or_, select
 from sqlalchemy.orm import Session
 
-from app import db, objects
-from app.audit_log import service as audit_log
+from app import audit_log, db, objects
 from app.db import timestamp
 from app.db.tables import TERMINAL, File, Job
 from app.db.tables.files import FINE_TUNE, RESULTS

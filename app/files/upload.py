@@ -11,7 +11,7 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from app import objects
+from app import objects, quotas
 from app.db import Begin
 from app.db.base import new_id, utc_now
 from app.db.tables import File
@@ -21,9 +21,8 @@ from app.files import service
 from app.files.findings import summary
 from app.files.tables import ENDINGS, read_lines
 from app.files.validation import Limits, Report, Validator
-from app.http.multipart import Form
+from app.http.bodies import Form
 from app.objects import Planned, Writing
-from app.quotas import service as quotas
 from app.storage import Storage, Stored
 from spard.data.row_rules import RowRule, TrainingRows
 

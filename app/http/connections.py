@@ -1,4 +1,4 @@
-"""Limit the open connections of a process, and the time in which headers have to arrive.
+"""Limit the open connections of a process, and the time in which headers have to arrive; warn of servers that do not.
 
 uvicorn waits for the headers of a request without limit, and a process without free descriptors answers nobody.
 `uvicorn --http app.http.connections:BoundedHttp` and `spard up` use this protocol instead of uvicorn's. If too many
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import resource
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from contextlib import suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -28,6 +30,12 @@ from app.settings import get_settings
 # Raise the number of files and connections that a process may have open.
 
 _MOST = 65_536  # requested at most; ordinary load needs no more
+log = logging.getLogger(__name__)
+SERVER = "app.http.connections:BoundedHttp"
+UNBOUNDED = (
+    "The server waits for the headers of a request without end, and for any number of connections: start it with "
+    f"uvicorn's --http {SERVER}."
+)
 
 
 def raise_limit() -> int:
@@ -44,14 +52,20 @@ def raise_limit() -> int:
 
 
 HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers
+
 _OTHERS = 4  # one in so many descriptors is reserved for databases, files and processes
+
 _LATE = 408, "Request Timeout", "request_timeout", f"The headers of a request have to arrive within {HEADERS_S:g} s."
+
 _CROWDED = (
     *(429, "Too Many Requests", "too_many_connections"),
     "Too many connections are open from this address; close some, or use one for several requests.",
 )
+
 _FULL = 503, "Service Unavailable", "unavailable", "This server has too many connections open; try again."
+
 REFUSALS = (_LATE, _CROWDED, _FULL)  # status, its name, code, message
+
 Refusal = tuple[int, str, str, str]  # status, its name, the error's code and its message
 
 
@@ -225,3 +239,14 @@ class BoundedHttp(H11Protocol):
         again = "" if status == 408 else "retry-after: 1\r\n"
         self.transport.write(f"{head}{again}connection: close\r\n\r\n{body}".encode())
         self.transport.close()
+
+
+def is_bounded(scope: Scope) -> bool:
+    """Return True if a request came through a server with these limits."""
+    return TRANSPORT in scope.get("state", {})
+
+
+def warn_if_unbounded(scope: Scope) -> None:
+    """Log a warning if a request's server does not have these limits."""
+    if not is_bounded(scope):
+        log.warning("%s", UNBOUNDED)

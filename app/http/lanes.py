@@ -1,33 +1,47 @@
-"""Run work that waits for storage or computes for long in lanes: separate threads for each kind of work.
+"""Share a process fairly between projects: the threads of requests, lanes for slow work, and what may be open at once.
 
-The threads that all other requests share never wait for storage. A project may use only its share of a lane's threads;
-further requests wait for a while and are then refused with 429. The counts are per process.
+FastAPI runs everything that is not `async` in the process's common threads. A request waits for a place of its project
+before it takes a thread or a database connection, so a burst of one project's requests leaves both to others. The
+project is found by the request's key if that key was valid before. Requests with unknown keys, and those without a key,
+share the places of their address.
+
+The common threads never wait for storage. Work that waits for it, or computes for long, runs in lanes: separate threads
+for each kind of work, while the request holds no place. A project may use only its share of a lane's threads; further
+requests wait for a while and are then refused with 429. The counts are per process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import inspect
 import math
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
+from threading import Lock
 from typing import TypeVar
 
 from anyio import CapacityLimiter, Semaphore, WouldBlock, fail_after, to_thread
 from anyio.lowlevel import RunVar
+from fastapi import Request
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 
 from app.errors import TooManyRequests, Unavailable
 from app.settings import Settings
 
 Found = TypeVar("Found")
-
 _PROJECTS = 8  # projects that can use their whole share at the same time
 _QUEUED = 8  # waiting requests per place of a project's share
 _RETRY_AFTER_S = cycle(range(4, 12))  # varied, so that clients refused together do not retry together
+_THREADS = 40  # anyio's default
+_PLACE_WAIT_S = 30.0
+_COMMON_QUEUED = 64  # waiting requests per place
+_MOST_KEYS = 10_000  # keys whose project is remembered
+_SLOT_RETRY_AFTER_S = 5
 
 
 class Lane:
@@ -180,3 +194,103 @@ async def _hold_place(places: Semaphore, wait_s: float, refusal: Exception) -> A
         yield
     finally:
         places.release()
+
+
+class CommonThreads:
+    """The places of one process in its common threads, `share` of them for each project.
+
+    `cookie` is the name of the cookie of a browser session.
+    """
+
+    def __init__(self, share: int, cookie: str) -> None:
+        self._cookie = cookie
+        self.lane = Lane("requests", share, _PLACE_WAIT_S, threads=_THREADS, queued=_COMMON_QUEUED)
+        self._lock = Lock()
+        self._projects: OrderedDict[bytes, str] = OrderedDict()  # by digest of key or cookie, least recently used first
+
+    def note_project(self, request: Request, project_id: str) -> None:
+        """Remember the project of the request's key for later requests."""
+        digest = self._credential_digest(request)
+        with self._lock:
+            self._projects[digest] = project_id
+            self._projects.move_to_end(digest)
+            if len(self._projects) > _MOST_KEYS:
+                self._projects.popitem(last=False)
+
+    @asynccontextmanager
+    async def place(self, request: Request) -> AsyncIterator[None]:
+        """Hold one place of the project's share; raise 429 if none becomes free in time.
+
+        A request never holds two places: a nested call does nothing.
+        """
+        # A dependency may hold the place already; a second one of the same request could wait for the first forever.
+        if getattr(request.state, "has_place", False):
+            yield
+            return
+        async with self.lane.project_share(self._owner(request)).place(self.lane.wait_s):
+            request.state.has_place = True
+            try:
+                yield
+            finally:
+                request.state.has_place = False
+
+    def _owner(self, request: Request) -> str:
+        with self._lock:
+            project_id = self._projects.get(self._credential_digest(request))
+        # An unknown key is not looked up here: that would need the database, before a place is held.
+        return project_id or f"address {request.client.host if request.client else ''}"
+
+    def _credential_digest(self, request: Request) -> bytes:
+        credential = request.headers.get("authorization") or request.cookies.get(self._cookie) or ""
+        return hashlib.sha256(credential.encode()).digest()
+
+
+def common_threads(request: Request) -> CommonThreads:
+    """Return the common threads of the process that handles the request."""
+    found: CommonThreads = request.app.state.common_threads
+    return found
+
+
+async def hold_place(request: Request) -> AsyncIterator[None]:
+    """Hold one of the project's places in the common threads while a synchronous route runs."""
+    endpoint = getattr(request.scope.get("route"), "endpoint", None)
+    if endpoint is None or inspect.iscoroutinefunction(endpoint) or inspect.isasyncgenfunction(endpoint):
+        yield
+        return
+    async with common_threads(request).place(request):
+        yield
+
+
+class Slots:
+    """Counts what each project has open of one kind; `what` and `code` appear in the error for one too many."""
+
+    def __init__(self, what: str, code: str) -> None:
+        self._what, self._code = what, code
+        self._lock = Lock()
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, project_id: str, at_once: int) -> Iterator[None]:
+        """Hold one of a project's slots during the block; raise 429 if all `at_once` are taken."""
+        self._take(project_id, at_once)
+        try:
+            yield
+        finally:
+            self._give_back(project_id)
+
+    def _take(self, project_id: str, at_once: int) -> None:
+        with self._lock:
+            if self._open[project_id] < at_once:
+                self._open[project_id] += 1
+                return
+        message = f"Too many concurrent {self._what} for this project (limit {at_once})."
+        error = TooManyRequests(message, code=self._code)
+        error.retry_after_s = _SLOT_RETRY_AFTER_S
+        raise error
+
+    def _give_back(self, project_id: str) -> None:
+        with self._lock:
+            self._open[project_id] -= 1
+            # Projects without open slots are forgotten.
+            if not self._open[project_id]:
+                del self._open[project_id]

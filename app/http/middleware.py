@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
-from app.http import server_bounds, shared_routes
+from app.http import connections, shared_routes
 from app.http.bodies import limit_pace
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Envelope:
         """Warn if the server has no connection limits; only a request shows that, so check the first one."""
         if not self._knows_server:
             self._knows_server = True
-            server_bounds.warn(scope)
+            connections.warn_if_unbounded(scope)
 
 
 def _comes_of_leaving(exc: Exception) -> bool:

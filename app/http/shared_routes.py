@@ -16,7 +16,7 @@ from fastapi.routing import iter_route_contexts
 from starlette.routing import BaseRoute
 
 from app.http import openapi
-from app.http.common_threads import hold_place
+from app.http.lanes import hold_place
 
 _Overrides = dict[Callable[..., Any], Callable[..., Any]]
 serving: ContextVar[FastAPI] = ContextVar("serving")  # the application whose request the current task answers

@@ -18,12 +18,11 @@ from typing import TypeVar
 from huggingface_hub import snapshot_download
 
 from app import locked_folders
-from app.catalog import weights
+from app.catalog import model_files
 from app.errors import AppError, InvalidState, Unavailable
-from app.inference import archives, memory
-from app.inference.engine_errors import base_model_changed, busy, engine_lost, engine_stalled
+from app.inference import memory, released
 from app.inference.engine_process import EngineProcess, Stream
-from app.inference.protocol import Ask, Proof
+from app.inference.protocol import Ask, Proof, base_model_changed, busy, engine_lost, engine_stalled
 from app.inference.released import Released
 from app.settings import Settings
 from app.storage import Storage
@@ -196,7 +195,7 @@ class Embedded:
         archive = model.archive
         if archive is None:
             raise engine_lost()
-        provide = partial(archives.fetch, self._storage, self._settings, archive)
+        provide = partial(released.fetch_archive, self._storage, self._settings, archive)
         loading = engine.load(archive.sha256, provide)
         return await asyncio.shield(asyncio.wrap_future(loading))
 
@@ -223,7 +222,7 @@ class Embedded:
         if model.archive is None:
             raise engine_lost()
         try:
-            archives.fetch(self._storage, self._settings, model.archive, folder / "model")
+            released.fetch_archive(self._storage, self._settings, model.archive, folder / "model")
             engine = self._keeper.submit(self._start_engine, model, folder).result()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -256,7 +255,7 @@ class Embedded:
 
     def _new(self, model: Released, folder: Path) -> EngineProcess:
         source = self._source(model, folder)
-        size = weights.parameters(source)
+        size = model_files.parameters(source)
         if size is None:
             raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
         self._make_room(size)

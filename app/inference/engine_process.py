@@ -20,9 +20,8 @@ from threading import Lock, Thread
 from typing import IO, cast
 
 from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
-from app.inference.archives import NotServed
-from app.inference.engine_errors import engine_lost, refusal_error
-from app.inference.protocol import MAX_LINE, Ask, Proof, Said
+from app.inference.protocol import MAX_LINE, Ask, Proof, Said, engine_lost, refusal_error
+from app.inference.released import NotServed
 from app.ops.children import environment, secret_places
 from app.ops.processes import python
 from app.settings import Settings

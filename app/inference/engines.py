@@ -16,7 +16,7 @@ from app.settings import Settings
 from app.storage import Storage
 
 if TYPE_CHECKING:
-    from app.inference.vllm_limits import ServerWatch
+    from app.inference.vllm_server import ServerWatch
 
 
 class Engines(Protocol):
@@ -52,6 +52,6 @@ def server_watch(settings: Settings, engine: Engine, clients: Clients) -> Server
     """Return the watch of the vLLM server; None with embedded engines."""
     if settings.serving_url is None:
         return None
-    from app.inference.vllm_limits import ServerWatch
+    from app.inference.vllm_server import ServerWatch
 
     return ServerWatch(settings, engine, clients)

@@ -1,24 +1,32 @@
-"""Resolve a model name to the bytes that may answer under it, by the current state of the database.
+"""Resolve a model name to the bytes that may answer under it, by the current state of the database, and fetch them.
 
-A model that is not released to the caller now, for whatever reason, looks like a name that does not exist.
+A model that is not released to the caller now, for whatever reason, looks like a name that does not exist. The digest
+and the signed manifest of an archive are checked when an engine gets it.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 from sqlalchemy.orm import Session
 
 from app.db.tables import BaseModelEntry
-from app.errors import Forbidden, NotFound
+from app.errors import Forbidden, NotFound, Unavailable
 from app.jobs.project_models import OwnModel, own_model
 from app.keys.service import Principal, find_ended
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.settings import Settings
+from app.signing import public_keys
+from app.storage import ObjectMissing, Storage
 from spard.config import Defense, defenses
 from spard.config.quantization import OFFERED
+from spard.errors import NotProved
+from spard.release.archive import unpack
+from spard.release.manifest import verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +125,38 @@ def _find_own_model(session: Session, own: OwnModel, caller: Principal) -> Relea
     base = job.spec.model
     held = str(job.recipe.get("quantization", "none"))
     return Released(own.name, base.alias, base.source, base.revision, archive, held, base.digest)
+
+
+class NotServed(Unavailable):
+    """The bytes of a released model are not the ones that were signed, so nothing is answered with them."""
+
+    code = "model_not_proved"
+
+
+def fetch_archive(storage: Storage, settings: Settings, archive: Archive, folder: Path) -> str:
+    """Download an archive, verify it, unpack it into `folder`, and return the SHA-256 of its manifest.
+
+    `folder` is replaced if it exists. Raises `NotServed` if digest, signature, job or files do not match the release.
+    """
+    packed = folder.with_name(f"{folder.name}.tar.gz")
+    packed.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        stored = storage.download_file(archive.storage_key, packed)
+        if stored.sha256 != archive.sha256:
+            raise NotServed("The stored adapter is not the one that was released.")
+        proved = verify(packed)
+        public_keys(settings).require(proved.key_id)
+        if proved.manifest.get("job_id") not in (None, archive.job_id):
+            raise NotServed("The stored adapter is another job's.")
+        unpack(packed, folder)
+        # Verified again after unpacking: the engine reads the folder, not the archive.
+        if verify(folder).manifest_sha256 != proved.manifest_sha256:
+            raise NotServed("The unpacked adapter is not the one that was signed.")
+    except NotProved as error:
+        raise NotServed(f"The stored adapter is not proved: {error}") from None
+    except ObjectMissing:
+        raise NotServed("The released adapter is not in the storage.") from None
+    finally:
+        packed.unlink(missing_ok=True)
+    return proved.manifest_sha256

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from app.http.schemas import LenientBody, Refusal
 from app.inference.json_limits import Loose, ReplySchema, Schema
 from app.inference.protocol import Ask, Message
-from app.inference.schemas import choice
-from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
+from app.inference.schemas import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart, choice
 
 Included = Literal[  # OpenAI's list of additional output
     "code_interpreter_call.outputs",

@@ -17,18 +17,17 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import db
-from app.audit_log.service import CALLER, Caller
+from app.audit_log import CALLER, Caller
 from app.errors import AppError, Unavailable
 from app.http.rate_limit import RateLimits
 from app.inference import calls
 from app.inference.call_leases import CallLeases
 from app.inference.calls import Admitted, Outcome, Owner
 from app.inference.clients import Clients
-from app.inference.engine_errors import engine_lost, name_field
 from app.inference.engine_process import Stream
 from app.inference.engines import Engines, open_engines
 from app.inference.guard import FILTERED, open_guard
-from app.inference.protocol import Ask, Proof, Said
+from app.inference.protocol import Ask, Proof, Said, engine_lost, name_field
 from app.inference.released import Released, check_again
 from app.keys.service import Principal
 from app.settings import Settings

@@ -3,6 +3,8 @@
 Prompts are rendered here with the model's own chat template, as in training and audit; control tokens inside texts stay
 text. The server's answers to probes are compared with those of an embedded engine, which loads the same signed bytes on
 this machine: when an adapter is loaded, after each further load, and regularly while it serves.
+
+Withdrawn adapters are unloaded: those that a transaction has withdrawn, and those that expired.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,29 +25,36 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, NotFoundErro
 
 from app.db import Begin
 from app.errors import AppError
-from app.inference.archives import NotServed
 from app.inference.clients import Clients
 from app.inference.embedded import Embedded
-from app.inference.engine_errors import busy, engine_lost
 from app.inference.engine_process import Stream
-from app.inference.protocol import Ask, Proof
-from app.inference.released import Released
+from app.inference.protocol import Ask, Proof, busy, engine_lost
+from app.inference.released import NotServed, Released
 from app.inference.vllm_adapters import Adapters
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_probe import probes
-from app.inference.vllm_prompts import ReplyBounds, base_tokenizer, prompt_ids, spell
-from app.inference.vllm_schemas import refuse_unenforced
 from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
-from app.inference.vllm_withdrawal import drop, withdrawn_digests
-from app.inference.vllm_writing import Request, reply_room, translate, write
+from app.inference.vllm_writing import (
+    ReplyBounds,
+    Request,
+    base_tokenizer,
+    prompt_ids,
+    refuse_unenforced,
+    reply_room,
+    spell,
+    translate,
+    write,
+)
+from app.jobs.project_models import own_model
+from app.objects import served_adapters
 from app.settings import Settings
 from app.storage import Storage
 
 log = logging.getLogger(__name__)
-
 _SCHEMAS = 256  # accepted schemas that are remembered
 _TRIES = 3  # to load an adapter that other requests evict at the same time
 _ASK_AGAIN_S = 60.0  # then ask for version and models again: the server may have restarted with other limits
+_WITHDRAWAL_LOOK_S = 1.0
 
 
 class Vllm:
@@ -112,7 +122,7 @@ class Vllm:
         for digest in await to_thread.run_sync(withdrawn_digests, self._begin, str(self._settings.serving_url)):
             async with self._client() as client:
                 await self.adapters.unload(client, digest)
-            await to_thread.run_sync(drop, self._begin, str(self._settings.serving_url), digest)
+            await to_thread.run_sync(drop_served_row, self._begin, str(self._settings.serving_url), digest)
 
     async def _check_schema(self, model: Released, ask: Ask) -> None:
         """Refuse a schema that the embedded engine or the server cannot constrain a reply to.
@@ -191,3 +201,33 @@ class Vllm:
         task = self._running.pop(number, None)
         if task:
             task.cancel()
+
+
+async def unload_withdrawn(unload: Callable[[], Awaitable[None]]) -> None:
+    """Call `unload` every second until cancelled; log its errors and go on."""
+    while True:
+        await asyncio.sleep(_WITHDRAWAL_LOOK_S)
+        try:
+            await unload()
+        except Exception:  # the server or the database may be away; this task is the only one, so it must go on
+            log.exception("adapters of withdrawn models are not unloaded yet; trying again")
+
+
+def withdrawn_digests(begin: Begin, server: str) -> list[str]:
+    """Return the digests of adapters that a server holds and that are no longer released.
+
+    Adapters whose release ended without a transaction, as an expired waiver, are marked as withdrawn here first.
+    """
+    with begin() as session:
+        for row in served_adapters.list_adapters(session, server, is_condemned=False):
+            own = own_model(session, row.project_id, row.model)
+            if own is None or own.adapter is None or own.adapter["sha256"] != row.sha256:
+                served_adapters.condemn_job(session, row.job_id, row.sha256)
+        session.flush()
+        return [row.sha256 for row in served_adapters.list_adapters(session, server, is_condemned=True)]
+
+
+def drop_served_row(begin: Begin, server: str, digest: str) -> None:
+    """Delete the row that says that a server holds an adapter."""
+    with begin() as session:
+        served_adapters.drop_row(session, server, digest)

@@ -17,12 +17,10 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from app.db import Begin
 from app.errors import AppError, Unavailable
 from app.files.tokenizer import LightTokenizer
-from app.inference import archives
-from app.inference.archives import NotServed
+from app.inference import released
 from app.inference.embedded import Embedded
-from app.inference.engine_errors import engine_lost
-from app.inference.protocol import Proof
-from app.inference.released import Archive, Released
+from app.inference.protocol import Proof, engine_lost
+from app.inference.released import Archive, NotServed, Released
 from app.inference.vllm_gate import PAUSE_S, Gate
 from app.inference.vllm_probe import (
     KNOWN,
@@ -35,9 +33,8 @@ from app.inference.vllm_probe import (
     select_probes,
     strongest_probes,
 )
-from app.inference.vllm_prompts import prompt_ids
 from app.inference.vllm_server import ask_rank, require_loadable
-from app.inference.vllm_writing import PLAIN, completion_tokens
+from app.inference.vllm_writing import PLAIN, completion_tokens, prompt_ids
 from app.objects import served_adapters
 from app.settings import Settings
 from app.storage import Storage
@@ -238,7 +235,7 @@ class Adapters:
         if root is None:
             raise Unavailable("SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", code="no_engine")
         folder = Path(root).resolve() / archive.sha256
-        archives.fetch(self._storage, self._settings, archive, folder)
+        released.fetch_archive(self._storage, self._settings, archive, folder)
         require_loadable(json.loads((folder / "adapter_config.json").read_bytes()), None)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if "system_prompt" in manifest:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from app.inference.engine_errors import busy
+from app.inference.protocol import busy
 
 _LOOK_S = 0.01  # between two attempts to take a lock
 _LONGEST_LOAD_S = 300.0  # a load that takes longer belongs to a process that was stopped, which keeps its locks

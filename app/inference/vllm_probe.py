@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 
-from app.inference.archives import NotServed
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask
+from app.inference.released import NotServed
 
 KNOWN = 20  # how many of the likeliest first tokens an answer has
 _PROMPTS = (

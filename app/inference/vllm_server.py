@@ -1,8 +1,13 @@
-"""Ask a vLLM server for its version, models and rank limit, and decide which models it can serve."""
+"""Ask a vLLM server for its version, models and limits, and decide which models it can serve.
+
+The limits are read when the service starts, instead of found out by the first refused request.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,16 +16,33 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from anyio import to_thread
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from app.errors import InvalidRequest, Unavailable
-from app.inference.engine_errors import engine_lost
+from app import db
+from app.catalog import service as catalog
+from app.catalog.model_files import read_positions
+from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
+from app.inference.clients import NO_KEY, Clients
+from app.inference.protocol import engine_lost
 from app.inference.released import Released
+from app.inference.vllm_gate import Gate
+from app.settings import Settings
+from spard.config import Lora
 
 OLDEST = (0, 25)  # vllm#47724: 0.22.1 and 0.24.0 answered with another adapter after a load under traffic
 _RANK_LIMIT = re.compile(r"max_lora_rank (\d+)")
 _PROBE_NAME, _PROBE_RANK = "spard-rank-probe", 1_000_000
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # initializations that leave the base model alone
+log = logging.getLogger(__name__)
+LOOK_S = 30.0  # between two checks of the server
+_ANSWER_S = 20.0  # without an answer for so long, a server counts as away
+_PATIENCE_S = 1.0  # how long to wait for a moment without replies to ask for the largest rank
+_PLACES = re.compile(r'vllm:lora_requests_info\{[^}]*max_lora="(\d+)"')
+_ALWAYS = "models of which all weights were trained, and those on a quantized base model, are refused"
+Positions = Mapping[str, int | None]  # alias -> context length of each offered base model; None: not known here
 
 
 class NotServable(InvalidRequest):
@@ -148,3 +170,153 @@ def require_loadable(config: Mapping[str, Any], max_rank: int | None) -> None:
 
 def _ranks(pattern: object) -> Sequence[int]:
     return [int(each) for each in pattern.values()] if isinstance(pattern, dict) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits that a server reported; None for a limit that it did not report.
+
+    no_loading  why it cannot load adapters
+    max_rank    the largest rank of an adapter
+    places      how many adapters one batch can use (`--max-loras`)
+    is_asked    True if the server could be asked for `max_rank`
+    """
+
+    server: Server
+    no_loading: str | None = None
+    max_rank: int | None = None
+    places: int | None = None
+    is_asked: bool = True
+
+    def describe(self) -> str:
+        """Return all limits as one line for the log."""
+        contexts = [f"{name} {tokens}" for name, tokens in sorted(self.server.contexts.items())]
+        facts = [f"vLLM {self.server.version or 'of unknown version'}"]
+        facts.append(f"tokens of context: {', '.join(contexts)}" if contexts else "no model")
+        facts.append("loads no adapters" if self.no_loading else f"adapters up to rank {self.max_rank or 'unknown'}")
+        if self.places is not None:
+            facts.append(f"{self.places} adapters at once")
+        return "; ".join([*facts, _ALWAYS])
+
+    def refusals(self, positions: Positions) -> list[str]:
+        """Return a sentence for each kind of request that this server's settings make impossible, with the cure.
+
+        `positions` are the context lengths of the offered base models.
+        """
+        found = []
+        for alias, most in sorted(positions.items()):
+            context = self.server.contexts.get(alias)
+            if context is None:
+                found.append(f"The vLLM server serves no model '{alias}': start it with --served-model-name {alias}.")
+            elif most is not None and context < most:
+                found.append(
+                    f"The vLLM server gives '{alias}' {context} tokens of context of the model's {most}: longer "
+                    f"requests are refused; start it with --max-model-len {most}."
+                )
+        if why := self.server.refuse_adapters() or self.no_loading:
+            found.append(f"Models that were trained are refused: {why}")
+        elif self.max_rank is not None and self.max_rank < Lora().rank:
+            found.append(
+                f"The vLLM server loads adapters up to rank {self.max_rank}, and jobs train rank {Lora().rank} by "
+                "default: those are refused; start it with a larger --max-lora-rank."
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What the last check of a server found; `facts` is None if it did not answer."""
+
+    facts: str | None
+    refusals: tuple[str, ...]
+
+
+async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) -> Limits:
+    """Ask a server for its limits; `is_asked` is False if replies keep it from being asked for the rank.
+
+    Raises `Unavailable` if the server does not answer.
+    """
+    places = await _ask_places(client)
+    folder = settings.serving_adapters_dir
+    if folder is None:
+        return Limits(server, "SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", None, places)
+    if server.refuse_adapters():
+        return Limits(server, places=places)
+    try:
+        async with Gate(folder).exclusive(_PATIENCE_S):  # the rank probe is a load, so it needs the server exclusively
+            return Limits(server, None, await ask_rank(client, Path(folder).resolve()), places)
+    except OSError as error:
+        return Limits(
+            server, f"SPARD_SERVING_ADAPTERS_DIR: {folder} cannot be written ({error.strerror}).", None, places
+        )
+    except TooManyRequests:  # replies are being written
+        return Limits(server, places=places, is_asked=False)
+    except Unavailable as error:
+        if error.code != "no_engine":
+            raise
+        return Limits(server, error.message, None, places)
+
+
+def away() -> ServerReport:
+    """Return the report for a server that does not answer."""
+    return ServerReport(None, ("The vLLM server of SPARD_SERVING_URL does not answer; nothing is until it does.",))
+
+
+def offered_positions(engine: Engine) -> dict[str, int | None]:
+    """Return the context length of each offered base model, by alias; None if it is not known here."""
+    with db.read(engine) as session:
+        offered = [(each.alias, each.source, each.revision) for each in catalog.base_models(session)]
+    return {alias: read_positions(source, revision) for alias, source, revision in offered}
+
+
+class ServerWatch:
+    """Checks the vLLM server of the settings while the service runs, and logs what has changed."""
+
+    def __init__(self, settings: Settings, engine: Engine, clients: Clients) -> None:
+        self._settings, self._engine, self._clients = settings, engine, clients
+        self._limits: Limits | None = None
+        self.report: ServerReport | None = None
+
+    async def run(self) -> None:
+        """Check the server every 30 s until cancelled; a server that is away only gives a warning."""
+        while True:
+            try:
+                self._note(await self.look())
+            except SQLAlchemyError as error:
+                log.warning("what the vLLM server refuses is not known: %s", db.why(error))
+            except Exception:  # this task is the only one that checks, so it must go on
+                log.exception("the vLLM server cannot be looked at")
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> ServerReport:
+        """Ask the server for its version and models, and again for its limits if it was away or has changed."""
+        positions = await to_thread.run_sync(offered_positions, self._engine)
+        key = self._settings.serving_api_key
+        url = str(self._settings.serving_url)
+        async with self._clients.open_client(url, key.get_secret_value() if key else NO_KEY) as client:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    server = await ask_server(client)
+                    if self._limits is None or self._limits.server != server or not self._limits.is_asked:
+                        self._limits = await ask_limits(client, self._settings, server)
+            except (AppError, TimeoutError):
+                self._limits = None
+                return away()
+        return ServerReport(self._limits.describe(), tuple(self._limits.refusals(positions)))
+
+    def _note(self, found: ServerReport) -> None:
+        if found == self.report:
+            return
+        if found.facts:
+            log.info("the vLLM server: %s", found.facts)
+        for refusal in found.refusals:
+            log.warning("%s", refusal)
+        self.report = found
+
+
+async def _ask_places(client: AsyncOpenAI) -> int | None:
+    with suppress(APIStatusError, APIConnectionError):
+        metrics = await client.get(f"{server_root(str(client.base_url))}/metrics", cast_to=str)
+        if found := _PLACES.search(metrics):
+            return int(found[1])
+    return None

@@ -1,23 +1,152 @@
-"""Send a request to a vLLM server, and convert its chunks to engine messages."""
+"""Render a prompt to token ids, send the request to a vLLM server, and convert its chunks to engine messages.
+
+Prompts are rendered with the model's chat template, which also tells where its replies end.
+
+Schemas are refused of which the server's default engine for schemas, xgrammar, enforces only a part. xgrammar follows
+one of `$ref`, `enum`, `anyOf` and `oneOf` and ignores what stands beside it. It also ignores `allOf` of several
+schemas, a bound without a `type`, and keys of `required` without a schema (measured on version 0.2.8).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI
 
+from app.db.tables import BaseModelEntry
 from app.errors import AppError, InvalidRequest, TooManyRequests
-from app.inference.engine_errors import engine_lost
-from app.inference.protocol import Alternative, Ask, Finish, Said, Token
-from app.inference.vllm_prompts import ReplyBounds
+from app.files.tokenizer import LightTokenizer, open_tokenizer
+from app.inference.protocol import Alternative, Ask, Finish, Said, Token, engine_lost
+from app.inference.released import Released
+from spard.data.chat import get_renderer, render_conversation
+from spard.data.control_tokens import Shield, pieces
 from spard.data.opening import Opening
+from spard.data.rendering import Mode
+from spard.data.rows import example
+from spard.errors import SpardError
 
+_HALF = "\ufffd"
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte-fallback token, as in Llama 2's tokenizer
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_LEADING = ("$ref", "enum", "anyOf", "oneOf", "allOf")
+_BOUNDS = (
+    *("pattern", "format", "minLength", "maxLength", "minItems", "maxItems"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+)
+_OTHERS = ("properties", "required", "patternProperties", "additionalProperties", "items", "prefixItems")
 _GREEDY = 1e-5  # a lower temperature is greedy, in the server and in the embedded engine
 _LEAST = -9999.0  # the least log probability, as in OpenAI's API
 # Without these, vLLM takes them from the base model's generation_config.json, which audits do not use.
 PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyBounds:
+    """The bounds of a reply by the chat template: the token ids that end it, and the text before its first word."""
+
+    ends: list[int]
+    opening: str
+
+    @classmethod
+    def from_ask(cls, tokenizer: LightTokenizer, ask: Ask) -> ReplyBounds:
+        """Return the bounds of the replies to a request."""
+        renderer = get_renderer(tokenizer)
+        ends = renderer.ends_with_tools if ask["tools"] else renderer.ends
+        return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
+
+
+def base_tokenizer(model: Released) -> LightTokenizer:
+    """Return the tokenizer of a model's base model; raise `InvalidState` if its files are not on this machine."""
+    entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
+    return open_tokenizer(entry)
+
+
+def prompt_ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[int]:
+    """Return a request's prompt as token ids, rendered as by the embedded engine and the audit.
+
+    Raises `InvalidRequest` if the chat template refuses the messages.
+    """
+    try:
+        if ask["messages"] is None:
+            ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).mark(ask["prompt"] or "")])
+            return [*tokenizer.start, *ids]
+        found = example({"messages": ask["messages"], "tools": ask["tools"]}, 1)
+        return render_conversation(tokenizer, found.messages, None, found.tools, mode=mode)
+    except (SpardError, ValueError, TypeError) as error:
+        message = f"The model's chat template refuses these messages: {str(error)[:300]}"
+        raise InvalidRequest(message, code="invalid_messages", param="messages") from None
+
+
+def spell(tokenizer: LightTokenizer, token_id: int) -> tuple[str, list[int]]:
+    """Return a token's text and bytes, which are not valid UTF-8 if the token is only a part of a character."""
+    text = tokenizer.piece(token_id)
+    name = tokenizer.token_name(token_id) if _HALF in text else ""
+    if byte := _FALLBACK.fullmatch(name):
+        return text, [int(byte[1], 16)]
+    letters = _bytes_of_letters()
+    if name and all(letter in letters for letter in name):
+        return text, [letters[letter] for letter in name]
+    return text, list(text.encode(errors="replace"))
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """Return GPT-2's mapping from the characters of a byte-level vocabulary to bytes."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def refuse_unenforced(schema: dict[str, object]) -> None:
+    """Raise `InvalidRequest` if xgrammar would ignore a part of the schema.
+
+    It is raised as well if the schema sets options of llguidance, some servers' engine: they can turn keywords off.
+    """
+    if "x-guidance" in schema:
+        message = "`x-guidance` is no keyword of JSON Schema; leave it out."
+        raise InvalidRequest(message, code="invalid_json_schema", param="response_format")
+    for part in _subschemas(schema):
+        if why := _find_ignored(part):
+            message = f"The server would ignore a part of this schema: {why}."
+            raise InvalidRequest(message, code="invalid_json_schema", param="response_format")
+
+
+def _subschemas(schema: dict[str, object]) -> Iterator[dict[str, object]]:
+    """Yield the schema and every schema in it, but no object that is a value, as in `enum` or `examples`."""
+    yield schema
+    inner: list[object] = [schema.get(name) for name in _SINGLE]
+    for name in _MAPS:
+        named = schema.get(name)
+        inner += named.values() if isinstance(named, dict) else []
+    for name in _LISTS:
+        listed = schema.get(name)
+        inner += listed if isinstance(listed, list) else []
+    for each in inner:
+        if isinstance(each, dict):
+            yield from _subschemas(each)
+
+
+def _find_ignored(part: dict[str, object]) -> str | None:
+    """Return what the server would ignore in one schema and the way around it; None if it enforces all of it."""
+    leading = [name for name in _LEADING if name in part]
+    bounds = [name for name in _BOUNDS if name in part]
+    all_of, required, properties = part.get("allOf"), part.get("required"), part.get("properties")
+    if isinstance(all_of, list) and len(all_of) > 1:
+        return "`allOf` of several schemas; merge them into one"
+    if leading and (beside := [*leading[1:], *bounds, *(name for name in _OTHERS if name in part)]):
+        return f"`{beside[0]}` beside `{leading[0]}`; merge the two"
+    if bounds and "type" not in part and "const" not in part:
+        return f"`{bounds[0]}` without a `type`"
+    named = properties if isinstance(properties, dict) else {}
+    if isinstance(required, list) and (missing := [each for each in required if str(each) not in named]):
+        return f"{missing[0]!r} in `required`, which is not in `properties`"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from app import objects
-from app.audit_log import service as audit_log
+from app import audit_log, objects
 from app.db import Begin
 from app.db.tables import (
     TERMINAL,

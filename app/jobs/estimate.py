@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.catalog.weights import parameters
+from app.catalog.model_files import parameters
 from app.db import Begin
 from app.db.tables import BaseModelEntry, Job, JobStatus
 from app.db.tables.catalog import ModelRates
-from app.db.tables.checkpoints import KEPT
 from app.db.tables.job_spec import JobSpec
+from app.db.tables.jobs import KEPT_CHECKPOINTS
 from app.errors import InvalidState
 from app.files import preview
 from app.files import service as files
@@ -192,7 +192,7 @@ def _stages(past: Past, snapshot: Snapshot, work: Work) -> Iterator[EstimatedSta
     yield EstimatedStage(stage="train", seconds=round(work.tokens * token_s, 1), units=work.tokens, unit="tokens")
     if plan.compared:
         yield replies("compare", "checkpoint", work.epochs * plan.compared)
-    ends = min(work.epochs - 1, KEPT - 1) if recipe.lora and spec.checkpoint_prompts else 0
+    ends = min(work.epochs - 1, KEPT_CHECKPOINTS - 1) if recipe.lora and spec.checkpoint_prompts else 0
     if ends:
         yield replies("checkpoints", "checkpoint", ends * _replies(past, spec, "checkpoint", plan.checkpoint))
     if asked := _task_requests(spec):
@@ -268,7 +268,7 @@ def _count_replies_of_one(job: Job, stage: str) -> int:
     if stage != "checkpoint":
         return units(job, stage)
     # The final checkpoint has the job's full audit, and only the kept ones before it have one of their own.
-    times = min(job.resolved["n_epochs"] - 1, KEPT - 1) if job.resolved and units(job, "train") else 0
+    times = min(job.resolved["n_epochs"] - 1, KEPT_CHECKPOINTS - 1) if job.resolved and units(job, "train") else 0
     return units(job, stage) // times if times > 0 else 0
 
 

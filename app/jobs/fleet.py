@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, Project, Waiver, WebhookDelivery, WorkerRow
-from app.db.tables.workers import ALIVE_S
+from app.db.tables.jobs import ALIVE_S
 from app.http.schemas import UnixTime
 from app.jobs import scheduling
 

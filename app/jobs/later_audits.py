@@ -20,15 +20,14 @@ from sqlalchemy import ColumnElement, Engine, func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import InstrumentedAttribute
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.catalog import service as catalog
 from app.db import transaction
 from app.db.base import new_id
 from app.db.tables import ApiKey, Corpus, DeletedModel, File, Job, JobCheckpoint, LaterAudit, PolicyVersion
-from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_records import Adapter
 from app.db.tables.job_spec import VERSION, AuditedRef, CorpusRef, JobSpec
-from app.db.tables.jobs import WHOLE_JOB
+from app.db.tables.jobs import EPOCH, WHOLE_JOB
 from app.errors import InvalidState, NotFound
 from app.http.schemas import Body, UnixTime
 from app.jobs import events, later_outcomes

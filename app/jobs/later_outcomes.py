@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.catalog.badges import PASSED
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, LaterAudit
@@ -18,7 +18,7 @@ from app.db.tables.job_spec import JobSpec
 from app.db.tables.jobs import WHOLE_JOB
 from app.jobs import events, transitions
 from app.objects import served_adapters
-from app.webhooks.outbox import announce_audit
+from app.webhooks.delivery import announce_audit
 from spard.release.manifest import sign_bytes
 
 _UNDECIDED = "inconclusive"

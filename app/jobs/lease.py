@@ -30,7 +30,7 @@ from app.db.tables.job_records import (
 from app.db.tables.jobs import StageCosts
 from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.needs import Room
-from app.webhooks.outbox import announce_audit
+from app.webhooks.delivery import announce_audit
 
 OVERDUE = transitions.error_object("deadline_exceeded", "The job took longer than the provider allows.")
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, WorkerRow
-from app.db.tables.workers import ALIVE_S
+from app.db.tables.jobs import ALIVE_S
 from app.jobs.rows import AnyJob
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
 from spard.config.quantization import OFFERED

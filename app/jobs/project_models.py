@@ -15,8 +15,8 @@ from app import db
 from app.catalog import badges
 from app.catalog import service as catalog
 from app.db.tables import TERMINAL, Job, JobCheckpoint
-from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter, SafetySummary
+from app.db.tables.jobs import FINAL
 from app.errors import Forbidden
 from app.keys.service import Principal
 

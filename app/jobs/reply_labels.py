@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.catalog import service as catalog
 from app.db import Begin
 from app.db.base import utc_now

@@ -10,8 +10,7 @@ from functools import partial
 from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db, quotas
 from app.catalog import badges
 from app.db import Begin
 from app.db.base import new_id
@@ -30,7 +29,6 @@ from app.jobs.schemas import JobList, JobOut, StepMetrics, job_response
 from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.ops.broker import wake
-from app.quotas import service as quotas
 from app.settings import Settings
 from spard.config.earlier_versions import to_stored
 from spard.config.run_spec import to_mapping

@@ -9,13 +9,11 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db, quotas
 from app.db import Begin
 from app.db.tables import ApiKey, IdempotencyKey, Job
 from app.errors import InvalidRequest
 from app.keys.service import Principal
-from app.quotas import service as quotas
 
 _RETRY_WINDOW = timedelta(minutes=15)
 

@@ -1,4 +1,8 @@
-"""Show the prompts and replies of a job's audit: stored if the policy allows it, and each access is logged."""
+"""Show what a job's models replied: to the prompts of its audit, and to requests of the customer's.
+
+Prompts and replies of the audit are stored if the policy allows it, and each access is logged. The requests of the
+customer's were not trained on; both models' replies to them stand beside the job's report.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ from typing import Literal
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log
+from app.catalog import badges
 from app.db import Begin
-from app.db.tables import Job
-from app.errors import HasNone
-from app.jobs import service
+from app.db.tables import Job, JobStatus
+from app.errors import HasNone, InvalidState, NotFound
+from app.jobs import project_models, service
+from app.keys.service import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
 from spard.release.figure_records import TRANSCRIPTS
+from spard.release.task_check import TASK_REPLIES
 
 SHOWN = "transcripts.shown"  # the action in the audit log
 
@@ -103,3 +110,50 @@ def _all(storage: Storage, key: str) -> Iterator[Transcript]:
 def _none_kept(job: Job) -> HasNone:
     message = f"The policy under which {job.id} was created keeps no transcripts."
     return HasNone(message, code="no_transcripts", param="fine_tuning_job_id")
+
+
+class TaskReplyOut(BaseModel):
+    """One request of a row that was not trained on, with the replies of the base model and of the trained one.
+
+    It was asked as it stands in its row: under the row's `system` prompt, after its `turns` earlier turns. `line` is
+    that of the row in its file, `expected` the row's own answer. Long texts are cut, and end with `[...]` then.
+    """
+
+    object: Literal["task.reply"] = "task.reply"
+    line: int
+    system: str | None
+    turns: int
+    prompt: str
+    expected: str
+    base: str
+    trained: str
+
+
+class TaskReplyList(BaseModel):
+    """The requests of a job's rows that were asked of both models."""
+
+    object: Literal["list"] = "list"
+    data: list[TaskReplyOut]
+    has_more: Literal[False] = False
+
+
+def show_task_replies(look: Begin, storage: Storage, caller: Principal, job_id: str) -> TaskReplyList:
+    """Return a job's task replies; raise `AppError` if the caller may not use its model or nothing was asked."""
+    with look() as session:
+        key = _find_task_replies(session, caller, job_id)
+    if not storage.exists(key):
+        message = f"No request of the rows of {job_id} was asked; `safety.task_check` of the job says why."
+        raise HasNone(message, code="no_task_replies", param="fine_tuning_job_id")
+    return TaskReplyList(data=[TaskReplyOut(**json.loads(text)) for _, text in numbered_texts(storage.chunks(key))])
+
+
+def _find_task_replies(session: Session, caller: Principal, job_id: str) -> str:
+    """Return the storage key of the replies; raise `AppError` unless the job's adapter is released to the caller."""
+    job, report_key = service.reported_job(session, caller.project_id, job_id)
+    if job.status != JobStatus.succeeded:
+        message = f"The model of {job_id} is not released, so that its replies are not shown; its losses are."
+        raise InvalidState(message, code="not_published")
+    if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
+        raise NotFound(f"The model of {job_id} does not exist.", code="model_not_found")
+    project_models.check_release(session, caller, job)
+    return f"{report_key.rpartition('/')[0]}/{TASK_REPLIES}"

@@ -38,7 +38,7 @@ from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, JobStatus
 from app.db.tables.job_records import JobError
 from app.jobs import attempts, events, scheduling
-from app.webhooks.outbox import announce
+from app.webhooks.delivery import announce
 
 
 @dataclass(frozen=True, slots=True)

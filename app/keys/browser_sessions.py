@@ -14,8 +14,7 @@ from secrets import token_urlsafe
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.db.tables import ApiKey, BrowserSession, Project, Quota
 from app.keys.service import Principal, Recognized, is_good
 

@@ -18,8 +18,7 @@ from sqlalchemy import ColumnElement, and_, bindparam, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.db.tables import ApiKey, BrowserSession, Project, Quota
 from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, Unauthorized
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.move_in.ledger import Ledger, MoveInFailed, Record
-from app.move_in.prompts import Prompt, of_job, read_prompts, sample
-from app.move_in.replies import Plan
+from app.move_in.replies import Plan, Prompt, of_job, read_prompts, sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from app.move_in.api import Api, refusal
 from app.move_in.ledger import Ledger
-from app.move_in.prompts import Prompt
-from app.move_in.replies import reply_text
+from app.move_in.replies import Prompt, reply_text
 
 RUBRIC = """\
 You compare two replies to the same conversation. They say the same if a user would be told the same facts, decisions,

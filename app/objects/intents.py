@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from app.db import Begin, timestamp
 from app.db.base import Base
 from app.db.tables import CondemnedObject, ObjectIntent
-from app.db.tables.objects import DELETE, DELETE_PREFIX, WRITE
+from app.db.tables.files import DELETE, DELETE_PREFIX, WRITE
 from app.errors import QuotaExceeded, Unavailable
 from app.storage import Storage, StorageError, Stored
 

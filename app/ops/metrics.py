@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 from app.db import now
 from app.db.base import utc_now
 from app.db.tables import Job, JobStatus, ObjectFinding, ObjectIntent, Outbox
-from app.db.tables.objects import WRITE
+from app.db.tables.files import WRITE
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began: nobody reads it
 

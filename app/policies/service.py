@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest

@@ -1,63 +1,52 @@
-"""The HTTP endpoints, one module per domain; the domains' services do the work."""
+"""The HTTP endpoints, one module per resource; the domains' services do the work."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
 from app.routes import (
-    any_job,
     audit_log,
     catalog,
-    checkpoints,
     files,
-    fleet,
-    graders,
     health,
     inference,
     jobs,
-    keys,
-    later_audits,
-    metrics,
     policies,
-    quotas,
-    reply_labels,
+    projects,
+    provider_jobs,
     results,
-    signing_keys,
-    stored_replies,
-    uploads,
-    waivers,
     webhooks,
 )
 
 _CUSTOMER: tuple[APIRouter, ...] = (
     jobs.router,  # first: its reads are the most frequent, and routes are tried in order
     files.router,
-    uploads.router,
+    files.uploads_router,
     results.router,
-    checkpoints.of_jobs,
-    checkpoints.permissions,
-    graders.router,
+    results.checkpoints_of_jobs,
+    results.checkpoint_permissions,
+    jobs.graders,
     inference.router,
     catalog.models,
-    waivers.of_jobs,
-    later_audits.of_jobs,
+    policies.waivers_of_jobs,
+    provider_jobs.later_audits_of_jobs,
     webhooks.router,
-    signing_keys.router,
+    results.signing_keys,
 )
 _PROVIDER: tuple[APIRouter, ...] = (
     catalog.admin,
     policies.router,
-    fleet.router,
-    any_job.router,
-    waivers.held,
-    waivers.admin,
-    later_audits.admin,
+    provider_jobs.fleet_router,
+    provider_jobs.any_job,
+    policies.held,
+    policies.waivers_of_job,
+    provider_jobs.later_audits_of_job,
     audit_log.router,
-    quotas.router,
-    keys.router,
+    projects.projects,
+    projects.keys,
     webhooks.admin,
-    stored_replies.router,
-    reply_labels.router,
+    projects.stored_replies,
+    provider_jobs.labels,
 )
 WEBHOOKS = webhooks.sent
-ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first match answers
+ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, health.metrics)  # the first match answers

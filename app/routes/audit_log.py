@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from app.audit_log import service
-from app.audit_log.schemas import EntryList, VerificationOut
+from app import audit_log
+from app.audit_log import EntryList, VerificationOut
 from app.deps import AdminDep, LookDep, ReadDep, ReadsDep
 
 router = APIRouter(prefix="/v1/admin/audit_log", tags=["provider"])
@@ -22,12 +22,12 @@ def list_entries(
     action: Annotated[str | None, Query(pattern=r"^[a-z_]+\.[a-z_]+$", max_length=64)] = None,
     after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> service.Entries:
+) -> audit_log.Entries:
     """List who did what to what, newest first."""
-    return service.entries(session, action, after, limit)
+    return audit_log.entries(session, action, after, limit)
 
 
 @router.get("/verification", response_model=VerificationOut)
 async def verify_log(caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
     """Recompute every hash of the log, as `spard audit-log verify` does."""
-    return await reads.answer(partial(service.verification, look))
+    return await reads.answer(partial(audit_log.verification, look))

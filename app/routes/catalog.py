@@ -32,6 +32,7 @@ from app.deps import (
     AdminDep,
     BeginDep,
     CustomerDep,
+    FormDep,
     LimitsDep,
     LookDep,
     ProviderBeginDep,
@@ -43,7 +44,6 @@ from app.deps import (
     StorageDep,
     WritesDep,
 )
-from app.forms import FormDep
 from app.http.openapi import IMPORT_FORM
 from app.jobs.schemas import ModelDeleted
 from app.policies import service as policies

@@ -1,4 +1,4 @@
-"""OpenAI's file endpoints, and file validation, previews and conversion."""
+"""OpenAI's endpoints of files, and of uploads of large files in parts; file validation, previews and conversion."""
 
 from __future__ import annotations
 
@@ -7,44 +7,48 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, BackgroundTasks, Depends, Query, Request
 from pydantic import StringConstraints
 from starlette.responses import Response
 
+from app import uploads
 from app.catalog import service as catalog
-from app.db.tables import File
+from app.db.tables import File, Upload, UploadPart
 from app.deps import (
     AfterQuery,
     AnswersDep,
     BeginDep,
     CountersDep,
     CustomerDep,
+    FormDep,
     LimitsDep,
     LookDep,
     MultipartLimitsDep,
+    PartFormDep,
     PreviewsDep,
     QuickStorageDep,
     ReadDep,
     ReadsDep,
+    SessionDep,
     SettingsDep,
     StorageDep,
     WritesDep,
 )
-from app.files import convert, preview, service, upload, validation_report
+from app.files import derived, preview, service, upload
 from app.files.counting import Allowance
 from app.files.schemas import Conversion, FileDeleted, FileList, FileOut, Preview, Validation
-from app.forms import FormDep
 from app.http.download import DOWNLOAD, Attachment, download
-from app.http.openapi import UPLOAD_FORM
+from app.http.openapi import PART_FORM, UPLOAD_FORM
 from app.http.pagination import Page
 from app.jobs import erasure
 from app.jobs.service import require_released
+from app.uploads import PartOut, UploadComplete, UploadCreate, UploadOut
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
-
 ModelQuery = Annotated[str | None, Query(min_length=1, max_length=128)]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 LeaveOutQuery = Annotated[Sequence[ColumnName], Query(max_length=64)]
+uploads_router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
 
 
 @router.get("", response_model=FileList)
@@ -111,8 +115,8 @@ def _validation_query(
     validation_file: Annotated[str | None, Query(max_length=64)] = None,
     audit: bool = False,
     after_line: Annotated[int | None, Query(ge=0, le=2**31)] = None,
-) -> validation_report.Wish:
-    return validation_report.Wish(model, max_seq_length, validation_file, audit, after_line)
+) -> preview.ValidationQuery:
+    return preview.ValidationQuery(model, max_seq_length, validation_file, audit, after_line)
 
 
 @router.get("/{file_id}/validation", response_model=Validation)
@@ -126,7 +130,7 @@ async def retrieve_validation(
     settings: SettingsDep,
     counters: CountersDep,
     previews: PreviewsDep,
-    wish: Annotated[validation_report.Wish, Depends(_validation_query)],
+    query: Annotated[preview.ValidationQuery, Depends(_validation_query)],
 ) -> Response:
     """List every problem of the file by line.
 
@@ -136,9 +140,9 @@ async def retrieve_validation(
 
     def report(is_gone: Callable[[], bool]) -> Validation:
         with look() as session:
-            about = validation_report.subject(session, caller, file_id, wish, catalog.default_suites)
+            about = preview.validation_subject(session, caller, file_id, query, catalog.default_suites)
         allowance = Allowance(settings.counting_cpu_s, is_gone)
-        return validation_report.find(storage, counters, about, wish, limits, allowance)
+        return preview.extend_validation(storage, counters, about, query, limits, allowance)
 
     return await previews.answer_while(request, report)
 
@@ -187,7 +191,53 @@ async def convert_file(
         with begin() as session:
             file = service.get(session, caller.project_id, file_id)
         if dry_run:
-            return convert.look(storage, file, leave_out)
-        return convert.convert(storage, begin, file, limits, leave_out)
+            return derived.preview_conversion(storage, file, leave_out)
+        return derived.convert(storage, begin, file, limits, leave_out)
 
     return await writes.run(run_conversion)
+
+
+@uploads_router.post("", response_model=UploadOut)
+def create_upload(
+    ask: UploadCreate,
+    session: SessionDep,
+    caller: CustomerDep,
+    limits: MultipartLimitsDep,
+    storage: StorageDep,
+    begin: BeginDep,
+    writes: WritesDep,
+    after: BackgroundTasks,
+) -> Upload:
+    """Begin an upload of a file in parts."""
+    after.add_task(writes.finish, uploads.sweep, storage, begin)
+    return uploads.create(session, caller.project_id, ask, limits.bytes)
+
+
+@uploads_router.post("/{upload_id}/parts", response_model=PartOut, openapi_extra=PART_FORM)
+async def add_part(
+    upload_id: str, caller: CustomerDep, form: PartFormDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
+) -> UploadPart:
+    """Send one part of at most 64 MB; parts may be sent in parallel."""
+    return await writes.run(partial(uploads.receive_part, storage, begin, caller.project_id, upload_id, form))
+
+
+@uploads_router.post("/{upload_id}/complete", response_model=UploadOut)
+async def complete_upload(
+    upload_id: str,
+    ask: UploadComplete,
+    caller: CustomerDep,
+    storage: StorageDep,
+    begin: BeginDep,
+    limits: MultipartLimitsDep,
+    writes: WritesDep,
+) -> UploadOut:
+    """Create the file from its parts, in the order of `part_ids`; it is validated like any other file."""
+    return await writes.run(partial(uploads.complete, storage, begin, caller.project_id, upload_id, ask, limits))
+
+
+@uploads_router.post("/{upload_id}/cancel", response_model=UploadOut)
+async def cancel_upload(
+    upload_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
+) -> Upload:
+    """Cancel an upload."""
+    return await writes.run(partial(uploads.cancel, storage, begin, caller.project_id, upload_id))

@@ -1,20 +1,24 @@
-"""Health endpoints for load balancers and supervisors: is the process alive, and can it serve."""
+"""Endpoints for load balancers, supervisors and Prometheus: is the process alive, can it serve, and how busy is it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse
 
+from app.deps import ReadDep
 from app.errors import Unavailable
-from app.http.server_bounds import UNBOUNDED, is_bounded
+from app.http.connections import UNBOUNDED, is_bounded
+from app.ops.metrics import MEDIA_TYPE, RequestMetrics, queue_text
 from app.ops.readiness import Readiness
 from app.ops.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from app.inference.vllm_limits import ServerWatch
+    from app.inference.vllm_server import ServerWatch
 
 router = APIRouter(tags=["health"])
+metrics = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
@@ -44,3 +48,10 @@ def _warnings(request: Request) -> list[str]:
     watch: ServerWatch | None = request.app.state.server_watch
     found = list(watch.report.refusals) if watch and watch.report else []
     return found if is_bounded(request.scope) else [*found, UNBOUNDED]
+
+
+@metrics.get("/metrics", response_class=PlainTextResponse)
+def read_metrics(request: Request, session: ReadDep) -> PlainTextResponse:
+    """Return metrics in Prometheus's format: the queue of the service, and the requests of this process."""
+    requests: RequestMetrics = request.app.state.requests
+    return PlainTextResponse(requests.text() + queue_text(session), media_type=MEDIA_TYPE)

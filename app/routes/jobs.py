@@ -1,11 +1,11 @@
-"""OpenAI's fine-tuning endpoints, and ours for estimates, clones, streams and metrics."""
+"""OpenAI's fine-tuning endpoints, and ours for estimates, clones, streams and metrics; graders are refused."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -32,7 +32,7 @@ from app.deps import (
 )
 from app.errors import InvalidRequest
 from app.files.counting import Allowance
-from app.http.slots import Slots
+from app.http.lanes import Slots
 from app.jobs import clone, erasure, service, submissions
 from app.jobs.clone import JobClone
 from app.jobs.estimate import Estimate, estimate
@@ -43,7 +43,6 @@ from app.jobs.submissions import Submission
 from app.keys.service import Principal
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
-
 _METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
 _METADATA_QUERY = {
     "name": "metadata",
@@ -57,6 +56,7 @@ _METADATA_QUERY = {
 _PAIRS = 16  # the most that a job may have; more match nothing
 _AT_ONCE = 100  # jobs per page: each is a large object
 _WITHOUT = ("null", "")  # OpenAI's client for Node sends null as an empty text
+graders = APIRouter(prefix="/v1/fine_tuning/alpha/graders", tags=["fine-tuning"])
 
 
 def _submission(
@@ -241,3 +241,11 @@ async def stream_job(
 def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricList:
     """List every metric of every step."""
     return MetricList(data=service.metrics(session, caller.project_id, job_id))
+
+
+@graders.post("/run", response_model=None)
+@graders.post("/validate", response_model=None)
+def refuse(caller: CustomerDep) -> NoReturn:
+    """Refuse: graders belong to reinforcement fine-tuning, which is not offered here."""
+    message = "Graders serve reinforcement fine-tuning, which is not offered here; allowed methods: supervised and dpo."
+    raise InvalidRequest(message, code="method_not_supported", param="grader")

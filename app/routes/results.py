@@ -1,18 +1,38 @@
-"""Results of a job: its adapter, safety report and transcripts."""
+"""Results of a job: its adapter, safety report and transcripts, its checkpoints, and the keys that verify adapters.
+
+Checkpoints have OpenAI's endpoints, and one for the archive of a checkpoint that passed its own audit. The public keys
+that adapters are signed with are open to everybody, because verifiers need not be customers.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
-from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
+from app.checkpoints import service as checkpoints
+from app.checkpoints.service import CheckpointList, PermissionCreate, PermissionDeleted, PermissionList
+from app.db.tables import CheckpointPermission
+from app.deps import (
+    AdminDep,
+    AfterQuery,
+    BeginDep,
+    CustomerDep,
+    LookDep,
+    ProviderSessionDep,
+    QuickStorageDep,
+    ReadDep,
+    ReadsDep,
+    SettingsDep,
+)
 from app.errors import NotFound
 from app.http.download import DOWNLOAD, Attachment, download
-from app.jobs import service, task_replies, transcripts
+from app.http.pagination import Page
+from app.jobs import service, transcripts
 from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
@@ -29,12 +49,16 @@ from app.jobs.reports.service import (
     with_waiver,
 )
 from app.jobs.schemas import VerdictOut
-from app.jobs.task_replies import TaskReplyList
-from app.jobs.transcripts import TranscriptList
-from app.signing import NoSigningKey, signing_key
+from app.jobs.transcripts import TaskReplyList, TranscriptList
+from app.settings import Settings
+from app.signing import NoSigningKey, published_keys, signing_key
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+checkpoints_of_jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+checkpoint_permissions = APIRouter(prefix="/v1/fine_tuning/checkpoints", tags=["checkpoints"])
+signing_keys = APIRouter(prefix="/v1/signing_keys", tags=["signing keys"])
+_KEPT_S = 60  # seconds that an answer is cached, so that many requests cost one signature
 
 
 @router.get("/{job_id}/adapter", response_class=Response, responses=DOWNLOAD)
@@ -162,7 +186,7 @@ async def list_task_replies(
 
     Those of a model that is not released are not shown.
     """
-    return await reads.answer(partial(task_replies.show, look, storage, caller, job_id))
+    return await reads.answer(partial(transcripts.show_task_replies, look, storage, caller, job_id))
 
 
 @router.get("/{job_id}/transcripts", response_model=TranscriptList)
@@ -183,3 +207,85 @@ async def list_transcripts(
     """
     shown = partial(transcripts.show, begin, storage, caller.project_id, job_id, after, limit, suite, hit)
     return await reads.answer(shown)
+
+
+@checkpoints_of_jobs.get("/{job_id}/checkpoints", response_model=CheckpointList)
+def list_checkpoints(
+    job_id: str,
+    session: ReadDep,
+    caller: CustomerDep,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+) -> CheckpointList:
+    """List the checkpoints of the last three epochs with their metrics and audits, newest first."""
+    return checkpoints.list_checkpoints(session, caller.project_id, job_id, after, limit)
+
+
+@checkpoints_of_jobs.get("/{job_id}/checkpoints/{checkpoint_id}/adapter", response_class=Response, responses=DOWNLOAD)
+async def retrieve_checkpoint_adapter(
+    job_id: str,
+    checkpoint_id: str,
+    request: Request,
+    begin: BeginDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    reads: ReadsDep,
+) -> Response:
+    """Return the adapter archive of a checkpoint that passed its audit, whether or not the job succeeded."""
+
+    def archive() -> Response:
+        with begin() as session:
+            name, adapter = checkpoints.adapter(session, caller, job_id, checkpoint_id)
+        bytes_of = Attachment(adapter["storage_key"], name, adapter["sha256"], "application/gzip")
+        return download(storage, bytes_of, request.headers, settings.download_link_s(), reads)
+
+    return await reads.run(archive)
+
+
+@checkpoint_permissions.get("/{model:path}/permissions", response_model=PermissionList)
+def list_permissions(
+    model: str,
+    session: ReadDep,
+    caller: AdminDep,
+    project_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None,
+    after: AfterQuery = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 10,
+    order: Literal["ascending", "descending"] = "descending",
+) -> Page[CheckpointPermission]:
+    """List the projects that may see a checkpoint."""
+    return checkpoints.list_permissions(
+        session, caller.project_id, model, project_id, after, limit, ascending=order == "ascending"
+    )
+
+
+@checkpoint_permissions.post("/{model:path}/permissions", response_model=PermissionList)
+def create_permissions(
+    model: str, ask: PermissionCreate, session: ProviderSessionDep, caller: AdminDep
+) -> Page[CheckpointPermission]:
+    """Allow projects of your organization to see a checkpoint."""
+    return checkpoints.permit(session, caller.project_id, model, ask.project_ids)
+
+
+@checkpoint_permissions.delete("/{model:path}/permissions/{permission_id}", response_model=PermissionDeleted)
+def delete_permission(
+    model: str, permission_id: str, session: ProviderSessionDep, caller: AdminDep
+) -> PermissionDeleted:
+    """Withdraw a permission."""
+    return PermissionDeleted(id=checkpoints.withdraw(session, caller.project_id, model, permission_id).id)
+
+
+@signing_keys.get("", response_class=Response, responses={200: {"content": {"application/json": {}}}})
+def list_signing_keys(request: Request) -> Response:
+    """List all keys, old and revoked ones too, signed by the current key, for `spard verify --key-set URL`."""
+    now = time.monotonic()
+    made_at, text = getattr(request.app.state, "published_keys", (-_KEPT_S, ""))
+    if now - made_at >= _KEPT_S:
+        settings: Settings = request.app.state.settings
+        try:
+            text = published_keys(settings)
+        except NoSigningKey as error:  # its text contains local paths
+            log.warning("signing keys are not shown: %s", error.message)
+            raise NotFound("This service has no signing key.", code="no_signing_key") from None
+        request.app.state.published_keys = now, text
+    return Response(text, media_type="application/json", headers={"cache-control": f"public, max-age={_KEPT_S}"})

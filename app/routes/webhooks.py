@@ -20,7 +20,7 @@ from app.deps import (
 from app.http.pagination import Page
 from app.webhooks import service
 from app.webhooks.address import resolve
-from app.webhooks.schemas import (
+from app.webhooks.service import (
     DeliveryList,
     DeliveryOut,
     DeliveryOverview,

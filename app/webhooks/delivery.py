@@ -1,33 +1,106 @@
-"""Deliver due webhooks: with retries over days, never twice at the same time, and without an open transaction."""
+"""Queue, sign and deliver webhooks: with retries over days, and never twice at the same time.
+
+A delivery is queued in the transaction that ends a job, so that both are committed or neither is. It is signed by
+Standard Webhooks: an id, a time, and an HMAC of both and the body for each valid secret. It is sent as one POST to a
+checked address, without redirects or proxies, within a fixed time and without an open transaction.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import http.client
+import json
 import logging
 import socket
 import ssl
+import time
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from random import uniform
+from secrets import token_bytes
 from threading import Event, Timer
 
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
 from app.db import now, timestamp, transaction
-from app.db.tables import WebhookDelivery, WebhookEndpoint
+from app.db.base import new_id, utc_now
+from app.db.tables import TERMINAL, Job, JobStatus, WebhookDelivery, WebhookEndpoint
 from app.ops.periodic import repeat
-from app.webhooks import signing
 from app.webhooks.address import Refused, Target, resolve
 from spard.config.patience import parse_retry_header
 
-# Send one POST to a checked address, without redirects or proxies and within a fixed time.
-
+TYPES = {status: f"fine_tuning.job.{status.value}" for status in TERMINAL}
+AUDITED = "safety.audit.completed"
+_PREFIX = "whsec_"  # of secrets
 _CONNECT_S = 3.0
 _TOTAL_S = 10.0  # also stops a receiver that answers one byte at a time
+
+
+def announce(session: Session, job_id: str, status: JobStatus) -> None:
+    """Queue the event that a job has ended."""
+    _tell(session, job_id, TYPES[status])
+
+
+def announce_audit(session: Session, job_id: str) -> None:
+    """Queue the event that a job's audit has ended and its report is available."""
+    _tell(session, job_id, AUDITED)
+
+
+def _tell(session: Session, job_id: str, type: str) -> None:
+    """Queue the event for every endpoint of the job's project that subscribes to it."""
+    project_id = select(Job.project_id).where(Job.id == job_id).scalar_subquery()
+    is_open = (WebhookEndpoint.project_id == project_id) & (WebhookEndpoint.status == "enabled")
+    wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # no deletion meanwhile
+    # One id for all endpoints, by which a receiver of several of them recognizes the event.
+    event_id = new_id("evt_")
+    for endpoint in session.scalars(wanted):
+        if type in endpoint.events:
+            session.add(WebhookDelivery(endpoint_id=endpoint.id, event_id=event_id, type=type, job_id=job_id))
+
+
+def new_secret() -> str:
+    """Return 256 random bits in the form that Standard Webhooks libraries accept."""
+    return _PREFIX + b64encode(token_bytes(32)).decode()
+
+
+def event_body(delivery: WebhookDelivery) -> bytes:
+    """Return the event as OpenAI's JSON; every attempt sends the same bytes."""
+    event = {
+        "id": delivery.event_id,
+        "object": "event",
+        "type": delivery.type,
+        "created_at": int(delivery.created_at.timestamp()),
+        "data": {"id": delivery.job_id},
+    }
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def signed_headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, str]:
+    """Return the headers with which a receiver verifies the body."""
+    stamp = str(int(time.time()))
+    content = f"{delivery.event_id}.{stamp}.".encode() + event_body(delivery)
+    return {
+        "webhook-id": delivery.event_id,
+        "webhook-timestamp": stamp,
+        "webhook-signature": " ".join(f"v1,{_mac(secret, content)}" for secret in _secrets(endpoint)),
+    }
+
+
+def _secrets(endpoint: WebhookEndpoint) -> list[str]:
+    """Return the valid secrets, newest first; after a rotation the old one stays valid for a day."""
+    is_old_valid = endpoint.old_secret_until is not None and endpoint.old_secret_until > utc_now()
+    return [endpoint.secret, *([endpoint.old_secret] if endpoint.old_secret and is_old_valid else [])]
+
+
+def _mac(secret: str, content: bytes) -> str:
+    key = b64decode(secret.removeprefix(_PREFIX))
+    return b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +158,11 @@ def post(target: Target, body: bytes, headers: Mapping[str, str]) -> Answer:
 
 
 ATTEMPTS = 11  # over about three days
+
 _FIRST_WAIT_S, _GROWTH, _MAX_WAIT_S = 5.0, 4.0, 86_400.0
+
 _HELD_S = 60.0  # a courier's claim on a delivery; an attempt takes at most a quarter of it
+
 _AT_ONCE = 8
 
 log = logging.getLogger(__name__)
@@ -143,7 +219,7 @@ class Courier:
     def _send(self, task: _Task) -> _Outcome:
         try:
             target = resolve(task.endpoint.url, allow_local=self._allow_local)
-            answer = post(target, signing.body(task.delivery), signing.headers(task.endpoint, task.delivery))
+            answer = post(target, event_body(task.delivery), signed_headers(task.endpoint, task.delivery))
         except Refused as error:
             return _Outcome(f"not sent: {error.message}")
         except Unanswered as error:

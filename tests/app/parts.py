@@ -10,9 +10,9 @@ from sqlalchemy.orm import Session
 from app.checkpoints.records import EpochResult
 from app.db import now, read, transaction
 from app.db.tables import Job, JobEvent
-from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_records import Adapter, JobError
 from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
+from app.db.tables.jobs import EPOCH
 from app.jobs import lease
 from app.jobs.lease import Claim, Publication, Rejection
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DatabaseError
 
-from app.audit_log import service as audit_log
-from app.audit_log.service import Broken, Chain
+from app import audit_log
+from app.audit_log import Broken, Chain
 from app.db import read, transaction
 from app.db.tables import AuditEntry
 from spard.commands import main

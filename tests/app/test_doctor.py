@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from app import signing
-from app.commands import folder_lock
+from app.commands import data_folder
 from app.commands.doctor import client as client_side
 from app.commands.doctor import deployment, machine, stores
 from app.commands.doctor.findings import Finding
@@ -416,7 +416,7 @@ def test_the_port_is_that_of_the_service_on_the_folder(home: Home, monkeypatch: 
     assert machine.own_port(home.settings) == 20300
     monkeypatch.setenv("SPARD_BASE_URL", "https://spard.example:8443/v1")
     assert machine.own_port(home.settings) == 8000
-    with folder_lock.lock_folder(home.folder) as lock:  # as `spard up` holds it
+    with data_folder.lock_folder(home.folder) as lock:  # as `spard up` holds it
         lock.write("http://127.0.0.1:20301\n")
         lock.flush()
         assert machine.own_port(home.settings) == 20301

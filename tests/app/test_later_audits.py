@@ -15,7 +15,7 @@ from app.catalog import badges, removal
 from app.catalog import service as catalog
 from app.db import read, transaction
 from app.db.tables import ApiKey, AuditEntry, Corpus, File, Job, JobCheckpoint, JobStatus, LaterAudit
-from app.db.tables.checkpoints import EPOCH
+from app.db.tables.jobs import EPOCH
 from app.errors import AppError, InvalidState
 from app.jobs import erasure, later_audits, later_outcomes, lease
 from app.jobs.transitions import request_cancel

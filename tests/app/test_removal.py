@@ -13,8 +13,8 @@ from sqlalchemy import Engine, select
 from app.catalog import removal, service
 from app.db import read, transaction
 from app.db.tables import Corpus, Job, JobStatus, ObjectIntent
+from app.db.tables.files import DELETE
 from app.db.tables.job_spec import CorpusRef, JobSpec, ModelRef
-from app.db.tables.objects import DELETE
 from app.errors import InvalidState
 from tests.app.conftest import AddJob
 from tests.app.parts import SPEC

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.files import duplicate_rows
-from app.files.duplicate_rows import Repeats
+from app.files import validation
+from app.files.validation import Repeats
 
 
 def repeat_messages(rows: list[dict[str, int]]) -> list[str]:
@@ -21,6 +21,6 @@ def test_rows_that_say_the_same_are_named_by_line() -> None:
 
 
 def test_a_huge_file_is_held_against_its_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicate_rows, "_REMEMBERED", 2)
+    monkeypatch.setattr(validation, "_REMEMBERED", 2)
     rows = [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 3}, {"a": 1}]
     assert repeat_messages(rows) == ["at least 1 of 5 rows repeat an earlier row (20 %): lines 5"]

@@ -91,7 +91,7 @@ def test_nobody_else_in_the_service_reads_tokenizers() -> None:
             module = node.module if isinstance(node, ast.ImportFrom) else None
             if module in READS and names & {"LightTokenizer", "open_tokenizer", "read_vocabulary", "findings"}:
                 readers.add(str(path.relative_to(APP)))
-    vllm = {"inference/vllm_adapters.py", "inference/vllm_prompts.py"}
+    vllm = {"inference/vllm_adapters.py", "inference/vllm_writing.py"}
     assert readers == {"files/counter.py", "files/template_look.py", *vllm}
 
 

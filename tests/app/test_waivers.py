@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, update
 from sqlalchemy.exc import DatabaseError
 
+from app import waivers
 from app.catalog import service as catalog
 from app.db import read, transaction
 from app.db.tables import Job, JobStatus
@@ -20,8 +21,7 @@ from app.jobs.lease import Rejection
 from app.keys import service as keys
 from app.keys.service import Principal
 from app.settings import Settings
-from app.waivers import service as waivers
-from app.waivers.schemas import WaiverCreate
+from app.waivers import WaiverCreate
 from tests.app.conftest import AddJob
 
 HELD: HeldArchive = {"storage_key": "held", "sha256": "0", "bytes": 1, "manifest_sha256": "1"}

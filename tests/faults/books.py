@@ -16,13 +16,11 @@ from hashlib import sha256
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log, quotas
 from app.db import read, transaction
 from app.db.tables import TERMINAL, AuditEntry, File, Job, JobStatus, Quota, WebhookDelivery, WebhookEndpoint
-from app.quotas import service as quotas
-from app.webhooks import signing
-from app.webhooks.delivery import Courier
-from app.webhooks.outbox import TYPES
+from app.webhooks import delivery
+from app.webhooks.delivery import TYPES, Courier
 from tests.faults import mailbox
 from tests.worker.shop import Shop
 
@@ -101,7 +99,7 @@ def _check_webhooks(session: Session, jobs: Mapping[str, Job], heard: Iterable[m
     wrong += [f"I10 {row.status} ({row.outcome}): {row.event_id}" for row in rows if row.status != "delivered"]
     if len({(row.job_id, row.event_id) for row in rows}) != len({row.job_id for row in rows}):
         wrong.append("I10 one end of a job has several ids")
-    bodies = {row.event_id: sha256(signing.body(row)).hexdigest() for row in rows}
+    bodies = {row.event_id: sha256(delivery.event_body(row)).hexdigest() for row in rows}
     arrived = {each.event_id for each in heard if each.answer == "taken"}
     wrong += [f"I10 never arrived: {event_id}" for event_id in bodies.keys() - arrived]
     return wrong + [f"I10 heard otherwise: {each}" for each in heard if bodies.get(each.event_id) != each.digest]

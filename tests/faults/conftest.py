@@ -11,7 +11,7 @@ import pytest
 
 from app.db import transaction
 from app.webhooks import service as webhooks
-from app.webhooks.schemas import EndpointCreate
+from app.webhooks.service import EndpointCreate
 from tests.faults.mailbox import Mailbox, mailbox
 from tests.faults.storm import fault_seed
 from tests.place import Place

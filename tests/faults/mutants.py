@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from app import quotas
 from app.db.tables import Job, JobStatus, Quota
 from app.jobs import lease, scheduling, transitions
 from app.jobs.lease import Claim
-from app.quotas import service as quotas
 from app.webhooks import delivery
 
 

@@ -14,12 +14,12 @@ from secrets import randbits
 from sqlalchemy import select, text
 from sqlalchemy.exc import DBAPIError
 
+from app import quotas
 from app.db import read, transaction
 from app.db.tables import TERMINAL, Job, JobStatus
 from app.errors import InvalidState
 from app.jobs import service as jobs
-from app.quotas import service as quotas
-from app.quotas.schemas import QuotaSet
+from app.quotas import QuotaSet
 from tests.faults import customer, invariants, sleeper
 from tests.faults.processes import context
 from tests.worker.shop import Shop

@@ -20,7 +20,7 @@ from app.db import transaction
 from app.keys import service as keys
 from app.storage import open_storage
 from app.webhooks import service as webhooks
-from app.webhooks.schemas import EndpointCreate
+from app.webhooks.service import EndpointCreate
 from tests import servers
 from tests.faults.conftest import Record
 from tests.faults.deployment import Deployment

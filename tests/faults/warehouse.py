@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from app import objects, retention
+from app import objects, retention, uploads
 from app.catalog import imports, removal
 from app.catalog import service as catalog
 from app.db import read, transaction
@@ -26,16 +26,14 @@ from app.db.tables import (
     Upload,
     UploadPart,
 )
-from app.files import convert, upload
+from app.files import derived, upload
 from app.files.validation import Limits
-from app.http.multipart import Form
+from app.http.bodies import Form
 from app.jobs import erasure
 from app.keys import service as keys
 from app.objects import generation_mark, reconciler
 from app.storage import Storage
-from app.uploads import parts
-from app.uploads import service as uploads
-from app.uploads.schemas import UploadComplete, UploadCreate
+from app.uploads import UploadComplete, UploadCreate
 from tests.app.http.conftest import chat, jsonl, pool, rows
 from tests.app.parts import SPEC
 from tests.faults.cuts import HurtStorage, Steps, hurt_commits, make_begin
@@ -129,7 +127,7 @@ class Warehouse:
         file = self._file(jsonl(*[{"conversations": talk}] * 10))
         content = jsonl(*[chat(talk[0]["value"])] * 10)
         return Request(
-            lambda: convert.convert(self.storage, self.begin, file, LIMITS),
+            lambda: derived.convert(self.storage, self.begin, file, LIMITS),
             lambda made: self._is_there(File, made.file.id, content),
         )
 
@@ -144,7 +142,7 @@ class Warehouse:
         content = self.content()
         upload_id = self._announce(3 * len(content))
         return Request(
-            lambda: parts.receive_part(self.storage, self.begin, self.project, upload_id, form(content, "data")),
+            lambda: uploads.receive_part(self.storage, self.begin, self.project, upload_id, form(content, "data")),
             lambda part: self._is_there(UploadPart, part.id, content),
         )
 
@@ -158,19 +156,19 @@ class Warehouse:
             self._is_gone(prefix)
 
         ask = UploadComplete(part_ids=ids)
-        return Request(lambda: parts.complete(self.storage, self.begin, self.project, upload_id, ask, LIMITS), prove)
+        return Request(lambda: uploads.complete(self.storage, self.begin, self.project, upload_id, ask, LIMITS), prove)
 
     def _cancel(self) -> Request:
         upload_id, prefix, _ = self._send_upload(self.content())
         return Request(
-            lambda: parts.cancel(self.storage, self.begin, self.project, upload_id), lambda _: self._is_gone(prefix)
+            lambda: uploads.cancel(self.storage, self.begin, self.project, upload_id), lambda _: self._is_gone(prefix)
         )
 
     def _expire(self) -> Request:
         upload_id, *_ = self._send_upload(self.content())
         with self.begin() as session:
             session.execute(update(Upload).where(Upload.id == upload_id).values(expires_at=utc_now() + _AGO))
-        return Request(lambda: parts.sweep(self.storage, self.begin), lambda _: None)
+        return Request(lambda: uploads.sweep(self.storage, self.begin), lambda _: None)
 
     def _import_pool(self) -> Request:
         return self._importing(pool(100 + next(self._numbers)))
@@ -257,7 +255,7 @@ class Warehouse:
         """An upload with two parts: its id, their prefix, their ids."""
         upload_id = self._announce(len(content))
         sent = [
-            parts.receive_part(self.storage, self.begin, self.project, upload_id, form(piece, "data"))
+            uploads.receive_part(self.storage, self.begin, self.project, upload_id, form(piece, "data"))
             for piece in (content[:100], content[100:])
         ]
         return upload_id, sent[0].storage_key.rpartition("/")[0], [part.id for part in sent]

@@ -18,12 +18,11 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log, quotas
 from app.db import make_engine, read, transaction
 from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
 from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef, PolicyRef
 from app.keys import service as keys
-from app.quotas import service as quotas
 from app.settings import Settings
 from app.storage import Storage, open_storage
 from spard.config import JudgeSpec

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.inference.engine_errors import refusal_error
+from app.inference.protocol import refusal_error
 from spard.digests import folder_digest
 from spard.models.base import load_base
 from tests.worker.engine_in_process import QUESTIONS, line
 from tests.worker.shop import Shop
-from worker.engine.serve import Engine
-from worker.engine.watched import Watched
+from worker.engine.serve import Engine, Watched
 from worker.failures import BaseModelChanged, failure
 from worker.inputs import fill
 from worker.workdir import new_folder

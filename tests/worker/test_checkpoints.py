@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app.checkpoints import records
 from app.db import read, transaction
 from app.db.tables import CondemnedObject, Job, JobCheckpoint, JobStatus
-from app.db.tables.checkpoints import FINAL
+from app.db.tables.jobs import FINAL
 from app.jobs import transitions
 from app.signing import signing_key
 from app.storage import StorageError

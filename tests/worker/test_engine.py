@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.inference.engine_errors import refusal_error
+from app.inference.protocol import refusal_error
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine.batch import Batch, Reading
 

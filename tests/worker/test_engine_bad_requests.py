@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from app.inference.engine_errors import refusal_error
+from app.inference.protocol import refusal_error
 from spard.data import chat
 from tests.spard.parts import byte_tokenizer
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone

@@ -13,7 +13,7 @@ import llguidance
 import psutil
 import pytest
 
-from app.inference.engine_errors import refusal_error
+from app.inference.protocol import refusal_error
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine import grammar
 

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from app.db.tables.job_records import ResumeState
 from app.storage import Storage
 from worker.child_files import UnsafeResult, copy, require_plain, upload
-from worker.results import CheckpointArchives
-from worker.resume_state import Keeper
+from worker.results import CheckpointArchives, Keeper
 from worker.workdir import Folder, new_folder
 
 SECRET = b"the provider's signing key"

@@ -14,9 +14,8 @@ from tests.worker.parts import RECIPE
 from tests.worker.shop import Shop
 from worker.embedding_shards import EmbeddingShards
 from worker.failures import ModelMissing
-from worker.inputs import fill
+from worker.inputs import encoder_files_digest, fill
 from worker.sandbox import sandbox_paths
-from worker.weights import encoder_files_digest
 from worker.workdir import new_folder, read_assignment
 
 

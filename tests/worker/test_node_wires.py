@@ -18,8 +18,7 @@ from tests.worker.parts import job_folder
 from tests.worker.shop import WAIT_S, Shop, scripted_command, wait_until
 from worker import follower, nodes
 from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed
-from worker.node_connection import Wire
-from worker.nodes import Nodes
+from worker.nodes import Nodes, Wire
 from worker.sandbox import Given
 from worker.workdir import Folder, Meeting, read_meeting
 

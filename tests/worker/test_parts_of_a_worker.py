@@ -19,7 +19,7 @@ from tests.worker.shop import wait_until
 from worker.judge_calls import llm_judges
 from worker.process import Child, environment
 from worker.protocol import Report, parse
-from worker.resume_state import Discard, Keeper, delete_kept
+from worker.results import Discard, Keeper, delete_kept
 from worker.sandbox import Cell
 from worker.workdir import Folder, new_folder
 

@@ -13,8 +13,8 @@ import pytest
 from spard.digests import file_sha256, folder_digest
 from tests.worker.heard import Heard, Work
 from tests.worker.parts import PLAIN, job_folder
-from worker import weights
-from worker.weights import file_digests
+from worker import inputs
+from worker.inputs import file_digests
 from worker.workdir import read_assignment, write_assignment
 
 
@@ -27,14 +27,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         found.append(path)
         return file_sha256(path)
 
-    monkeypatch.setattr("worker.weights.file_sha256", digest_and_note)
-    weights._cached_digest.cache_clear()
+    monkeypatch.setattr("worker.inputs.file_sha256", digest_and_note)
+    inputs._cached_digest.cache_clear()
     return found
 
 
 def pass_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns()
-    monkeypatch.setattr("worker.weights.time.time_ns", lambda: now + 60_000_000_000)
+    monkeypatch.setattr("worker.inputs.time.time_ns", lambda: now + 60_000_000_000)
 
 
 def test_files_are_hashed_again_only_when_they_were_written_to(

@@ -26,8 +26,7 @@ with light_imports():
     from spard.models.base import load_base
     from worker.engine.grammar import Forms
     from worker.engine.prompts import LongPrompts
-    from worker.engine.serve import Engine, read_lines
-    from worker.engine.watched import Watched
+    from worker.engine.serve import Engine, Watched, read_lines
 
 _FIRST_TO_GO = "1000"  # oom_score_adj: when memory runs out, the kernel kills an engine before anything else
 

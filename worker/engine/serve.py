@@ -1,10 +1,15 @@
-"""The engine's main loop: receive requests, send pieces of replies, and let waiting requests join between steps."""
+"""The engine's main loop: receive requests, send pieces of replies, and let waiting requests join between steps.
+
+The folder of the base model is watched for changes. Weights on a CPU are memory-mapped from their files, so a write to
+a file changes the model that answers.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -13,6 +18,7 @@ import torch
 
 from app.inference.protocol import BASE_MODEL_CHANGED
 from spard.config.quantization import plain_digest
+from spard.digests import file_identities, folder_digest
 from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, adapter_names, measured_conditions
@@ -22,19 +28,49 @@ from worker.engine.grammar import Forms
 from worker.engine.prompts import LongPrompts, Prompts, Refused
 from worker.engine.replies import Rules, make_replies
 from worker.engine.turns import Prompt, Seat
-from worker.engine.watched import Watched
 from worker.engine.writer import UNREAD, Tell, Writer
 
+_FOLDER_LOOK_S = 1.0
 log = logging.getLogger(__name__)
-
 _FULL = "There is no memory for so many replies, or such long ones, at the moment."
 _STOPPED = "The model could not go on with its replies; ask again."
 _NO_FORMS = "response_format: this engine holds no reply to a schema."
-
 _LONG = 8 << 10  # characters of a request's line; a shorter one is tokenized within 0.1 s, whatever its text
 _STEPPED_S = 1.0  # between two messages that show that the loop is alive
 _MASK_S = 0.05  # how long a step waits at most for the masks of schemas
 _OTHERS_S = 0.01  # the same if several projects have rows; then the step goes on without the late reply
+
+
+class Watched:
+    """A watched model folder; create it before the model is read, so that changes during the read are noticed."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._seen, self._looked_at = file_identities(folder), clock()
+
+    def look_next_time(self) -> None:
+        """Make the next `has_changed` check the files, even if the last check was less than a second ago."""
+        self._looked_at = -_FOLDER_LOOK_S
+
+    def has_changed(self, digest: str) -> bool:
+        """Return True if the files no longer have `digest`, the digest of the model as it was read.
+
+        Sizes, inodes and times are compared at most once a second; only if they differ are the files hashed again, so
+        files that were merely touched or copied do not count as changed.
+        """
+        if self._clock() - self._looked_at < _FOLDER_LOOK_S:
+            return False
+        self._looked_at = self._clock()
+        try:
+            found = file_identities(self._folder)
+            if found == self._seen:
+                return False
+            is_same = folder_digest(self._folder) == digest
+        except OSError:  # a file was removed
+            return True
+        if is_same:
+            self._seen = found
+        return not is_same
 
 
 class Engine:

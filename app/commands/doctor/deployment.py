@@ -39,7 +39,7 @@ from spard.release.keys import MAKE, OWN_KEY
 from spard.release.manifest import key_id
 
 if TYPE_CHECKING:
-    from app.inference.vllm_limits import ServerReport
+    from app.inference.vllm_server import ServerReport
 
 _LATE = timedelta(minutes=2)
 _WAIT_S = 5.0

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 
+from app.commands.data_folder import running_service
 from app.commands.doctor.findings import Finding, note, ok, problem
-from app.commands.folder_lock import running_service
-from app.http.server_bounds import SERVER, UNBOUNDED
+from app.http.connections import SERVER, UNBOUNDED
 from app.ops import gpus
 from app.ops.children import environment
 from app.settings import Settings

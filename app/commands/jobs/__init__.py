@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.commands.jobs import adapters, results, running, start, watch
+from app.commands.jobs import results, running, start, watch
 
 jobs = typer.Typer(no_args_is_help=True, help="Start, watch and compare fine-tuning jobs, and download their results.")
 
@@ -25,6 +25,6 @@ jobs.command("safety")(results.show_safety)
 jobs.command("risky-rows")(results.list_risky_rows)
 jobs.command("task-replies")(results.list_task_replies)
 jobs.command("compare")(results.compare_jobs)
-jobs.command("adapter")(adapters.fetch_adapter)
-jobs.command("checkpoints")(adapters.list_checkpoints)
-jobs.command("checkpoint")(adapters.fetch_checkpoint)
+jobs.command("adapter")(results.fetch_adapter)
+jobs.command("checkpoints")(results.list_checkpoints)
+jobs.command("checkpoint")(results.fetch_checkpoint)

@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
-from app.dashboard.forms import NO_FAULTS, Faults
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
+from app.dashboard.viewer import NO_FAULTS, Faults, FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
 from app.db.tables import File
 from app.deps import LookDep, QuickStorageDep

@@ -18,8 +18,8 @@ from app.deps import AfterQuery, LimitsDep, LookDep, QuickStorageDep, ReadDep, S
 from app.errors import AppError, InvalidRequest
 from app.jobs import clone, service
 from app.jobs.clone import JobClone
-from app.jobs.reports.differences import differences
 from app.jobs.reports.gather import gather_reports, read
+from app.jobs.reports.verdict import differences
 from app.jobs.service import add_file_names
 from app.jobs.submissions import Submission
 

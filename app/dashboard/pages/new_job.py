@@ -12,21 +12,28 @@ from starlette.responses import RedirectResponse, Response
 
 from app.catalog import fitness
 from app.catalog import service as catalog
-from app.catalog.weights import parameters
-from app.dashboard.forms import NO_FAULTS, Faults, form_faults
+from app.catalog.model_files import parameters, read_positions
 from app.dashboard.rendering import page
-from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
+from app.dashboard.viewer import NO_FAULTS, Faults, FormViewerDep, Viewer, ViewerDep, check_form, form_faults
 from app.db.tables import BaseModelEntry, File, Job
 from app.db.tables.files import PREFERENCE
-from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
+from app.deps import (
+    BeginDep,
+    CountersDep,
+    LimitsDep,
+    LookDep,
+    QuickStorageDep,
+    ReadDep,
+    SettingsDep,
+    StorageDep,
+    upload_form,
+)
 from app.errors import AppError, InvalidRequest, NotFound
-from app.files import convert, preview, upload
+from app.files import derived, preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
 from app.files.schemas import Validation
-from app.forms import upload_form
-from app.http.multipart import Form
-from app.inference.positions import read_positions
+from app.http.bodies import Form
 from app.jobs import service, submissions
 from app.jobs.clone import Json, change_request, job_ending, job_hyperparameters, job_request
 from app.jobs.estimate import estimate
@@ -203,7 +210,7 @@ def _new_job_view(
         faults=faults,
         min_rows=settings.min_rows,
         held_out_rows=settings.held_out_rows,
-        is_convertible=found is not None and convert.is_convertible(found),
+        is_convertible=found is not None and derived.is_convertible(found),
     )
 
 

@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import service as catalog
-from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep
 from app.dashboard.rendering import page
-from app.dashboard.viewer import ProviderDep, Viewer
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest, NotFound
 from app.http.validation_errors import read

@@ -6,18 +6,16 @@ from fastapi import APIRouter, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app import db
-from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep
+from app import db, quotas
 from app.dashboard.rendering import page
-from app.dashboard.viewer import ProviderDep, Viewer
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, ReadDep
 from app.errors import AppError
 from app.http.validation_errors import read
 from app.keys import admin as keys
-from app.keys.schemas import KeyCreate
+from app.keys.admin import KeyCreate
 from app.keys.service import is_good
-from app.quotas import service
-from app.quotas.schemas import ProjectCreate, QuotaSet
+from app.quotas import ProjectCreate, QuotaSet
 
 router = APIRouter(include_in_schema=False, prefix="/provider/projects")
 
@@ -48,7 +46,7 @@ def create(request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookD
     try:
         ask = read(ProjectCreate, sent.filled_fields("name"))
         with begin() as session:
-            made = service.create_project(session, ask.name)
+            made = quotas.create_project(session, ask.name)
     except AppError as error:
         with look() as session:
             return _list(request, sent.viewer, session, sent.text("name"), error)
@@ -67,7 +65,7 @@ def set_quota(project_id: str, request: Request, sent: SentDep, begin: ProviderB
     try:
         ask = read(QuotaSet, sent.filled_fields(*_LIMITS))
         with begin() as session:
-            service.set_quota(session, project_id, ask)
+            quotas.set_quota(session, project_id, ask)
     except AppError as error:
         return _again(request, sent, look, project_id, error)
     return RedirectResponse(f"/provider/projects/{project_id}", 303)
@@ -116,7 +114,7 @@ def _list(
         "provider_projects",
         viewer,
         status=error.status if error else 200,
-        projects=service.projects(session),
+        projects=quotas.projects(session),
         limits=_LIMITS,
         asked_name=name,
         faults=Faults.from_error(error) if error else NO_FAULTS,
@@ -139,7 +137,7 @@ def _one(
         "provider_project",
         viewer,
         status=error.status if error else 200,
-        project=service.project(session, project_id),
+        project=quotas.project(session, project_id),
         keys=[(key, is_good(key, now)) for key in reversed(found)],
         limits=_LIMITS,
         scopes=_SCOPES,

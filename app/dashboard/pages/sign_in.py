@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import RedirectResponse, Response
 
 from app.callers import recognize_key
-from app.dashboard import assets
+from app.dashboard import rendering
 from app.dashboard.rendering import page
 from app.dashboard.viewer import LeavingViewerDep, check_origin
 from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep
@@ -33,7 +33,7 @@ async def static(name: str, request: Request) -> Response:
 
     Only these files are compressed: they hold no secret whose length could tell something (BREACH), as pages do.
     """
-    found = assets.find(name)
+    found = rendering.find_asset(name)
     headers = {
         "cache-control": "public, max-age=31536000, immutable",
         "vary": "accept-encoding",

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from app.db.tables.adapters_served import ServedAdapter
-from app.db.tables.audit_log import AuditEntry
-from app.db.tables.catalog import BaseModelEntry, Corpus, EmbeddingShard
-from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
-from app.db.tables.deleted_places import DeletedPlace
-from app.db.tables.files import CondemnedObject, File, Upload, UploadPart
-from app.db.tables.inference import InferenceCall, StoredReply
+from app.db.tables.catalog import BaseModelEntry, Corpus, EmbeddingShard, PolicyVersion
+from app.db.tables.files import (
+    CondemnedObject,
+    DeletedPlace,
+    File,
+    ObjectFinding,
+    ObjectIntent,
+    ObjectMark,
+    Upload,
+    UploadPart,
+)
+from app.db.tables.inference import InferenceCall, ServedAdapter, StoredReply
 from app.db.tables.jobs import (
     TERMINAL,
     AuditResult,
+    CheckpointPermission,
     DeletedModel,
     IdempotencyKey,
     Job,
+    JobCheckpoint,
     JobEvent,
     JobMetric,
     JobStatus,
     LaterAudit,
+    Outbox,
     SweptJob,
     Tombstone,
+    WorkerRow,
 )
-from app.db.tables.objects import ObjectFinding, ObjectIntent, ObjectMark
-from app.db.tables.policies import PolicyVersion
-from app.db.tables.projects import ApiKey, BrowserSession, Project, Quota
-from app.db.tables.reply_labels import ReplyLabel, SampledReply
-from app.db.tables.waivers import HeldAdapter, Waiver
-from app.db.tables.webhooks import WebhookDelivery, WebhookEndpoint
-from app.db.tables.workers import Outbox, WorkerRow
+from app.db.tables.projects import ApiKey, AuditEntry, BrowserSession, Project, Quota, WebhookDelivery, WebhookEndpoint
+from app.db.tables.reviews import HeldAdapter, ReplyLabel, SampledReply, Waiver
 
 __all__ = [
     "TERMINAL",

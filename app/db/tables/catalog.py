@@ -1,4 +1,4 @@
-"""Tables of the provider's catalog: base models, safety pools and audit suites."""
+"""Tables of what the provider offers: base models, safety pools, audit suites and the versions of the policy."""
 
 from __future__ import annotations
 
@@ -99,3 +99,14 @@ class EmbeddingShard(Base):
     sha256: Mapped[str]
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class PolicyVersion(Base):
+    """One version; the highest is in force, and every job keeps the version that it was created under."""
+
+    __tablename__ = "policy_versions"
+
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    created_by: Mapped[str]  # a key's id
+    content: Mapped[dict[str, object]]  # app.policies.schemas.Policy as JSON

@@ -1,4 +1,7 @@
-"""Tables of inference requests: caller, model and tokens; texts only if a policy has them stored."""
+"""Tables of inference: requests with caller, model and tokens, and the adapters that a server has loaded.
+
+The texts of a request are stored only if a policy says so.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from sqlalchemy import JSON, ForeignKey, Index, text, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, new_id, utc_now
+from app.db.session import timestamp
 
 RUNNING, DONE = "running", "done"  # values of `InferenceCall.status`; any other value is an error code
 PROCESS_LOST = "process_lost"  # the API process died while the replies were written
@@ -60,3 +64,18 @@ class StoredReply(Base):
     job_id: Mapped[str | None] = mapped_column(index=True)  # the job that made the model; null: a base model
     prompt: Mapped[Any] = mapped_column(JSON)  # messages, or a text
     replies: Mapped[Any] = mapped_column(JSON)  # texts as they were sent
+
+
+class ServedAdapter(Base):
+    """One adapter at one server; the row exists before its files do, until the server has unloaded it."""
+
+    __tablename__ = "served_adapters"
+
+    server: Mapped[str] = mapped_column(primary_key=True)  # SPARD_SERVING_URL of the process that loaded it
+    sha256: Mapped[str] = mapped_column(primary_key=True)  # of its archive
+    project_id: Mapped[str] = mapped_column("tenant_id")
+    job_id: Mapped[str] = mapped_column(index=True)
+    model: Mapped[str]  # the name of the last request for it
+    base: Mapped[str]
+    loaded_at: Mapped[datetime] = mapped_column(default=timestamp())
+    condemned_at: Mapped[datetime | None]  # since when it must not answer

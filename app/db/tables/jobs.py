@@ -1,4 +1,7 @@
-"""Tables of fine-tuning jobs: request, state, results, and what stays of erased jobs."""
+"""Tables of fine-tuning jobs: request, state, results, checkpoints, and what stays of erased jobs.
+
+Also of the workers, as they report themselves, and of wake-ups, which are sent after the commit that made them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing_extensions import TypedDict
 from app.db.base import Base, Json, new_id, utc_now
 from app.db.tables.job_records import (
     Adapter,
+    CheckpointSafety,
     JobError,
     LastFailure,
     Progress,
@@ -22,9 +26,13 @@ from app.db.tables.job_records import (
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
 
-# Table of later audits: today's audit of models that were released before.
-
 WHOLE_JOB = 0  # the `step` of a job's model, as opposed to a checkpoint
+KEPT_CHECKPOINTS = 3  # checkpoints kept per job, as at OpenAI; includes the final one
+EPOCH, FINAL = "epoch", "final"  # kinds of checkpoints
+PRESENCE_EVERY_S = 30.0  # the longest time between two writes of a running worker's `seen_at`
+# A worker that was seen within this time is alive. The limit does not depend on the length of leases, which providers
+# set: a long lease would make a worker that is gone look alive, or one that is there look gone.
+ALIVE_S = 3 * PRESENCE_EVERY_S
 
 
 class LaterAudit(Base):
@@ -265,3 +273,65 @@ class Tombstone(Base):
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     digests: Mapped[dict[str, str | None]] = mapped_column(Json)
     deleted_files: Mapped[list[str] | None]  # files erased with it; None if an older version erased it
+
+
+class JobCheckpoint(Base):
+    """The checkpoint of an epoch with its metrics, and its archive if its audit released it and it still exists.
+
+    The `final` one, by default of the last epoch, has no archive of its own: its archive is the job's adapter. A row
+    without a kind was saved by a timer in a version before 0.3, and is only a name with metrics.
+    """
+
+    __tablename__ = "job_checkpoints"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(default=lambda: new_id("ftckpt_"), unique=True)
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    metrics: Mapped[dict[str, float | None]] = mapped_column(Json)
+    kind: Mapped[str | None]
+    safety: Mapped[CheckpointSafety | None] = mapped_column(Json)  # None: it was not audited
+    storage_key: Mapped[str | None]
+    sha256: Mapped[str | None]
+    bytes: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class CheckpointPermission(Base):
+    """A project that may see a checkpoint, as OpenAI's API records it."""
+
+    __tablename__ = "checkpoint_permissions"
+    __table_args__ = (UniqueConstraint("job_id", "step", "project_id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("cp_"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    step: Mapped[int]
+    project_id: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
+class WorkerRow(Base):
+    """A worker process; its row is deleted when it stops, or pruned later if it was killed."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(primary_key=True)  # as in `Job.lease_owner`
+    host: Mapped[str]
+    version: Mapped[str]
+    devices: Mapped[list[str]]  # GPU names as the driver reports them; empty without a GPU
+    troubles: Mapped[list[str]]  # what keeps it from jobs: disk, gpu, judge, models, storage
+    started_at: Mapped[datetime] = mapped_column(default=utc_now)
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of its smallest GPU; None without one
+    gpus: Mapped[int] = mapped_column(default=1, server_default="1")  # over which a job's model is sharded
+    seen_at: Mapped[float]  # Unix seconds by the database's clock
+
+
+class Outbox(Base):
+    """A wake-up to send after the commit that made it; losing one costs a poll interval, not a job."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    topic: Mapped[str]
+    payload: Mapped[dict[str, object]]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    sent_at: Mapped[datetime | None] = mapped_column(index=True)

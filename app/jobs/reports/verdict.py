@@ -1,20 +1,99 @@
-"""Describe a job's outcome by its own counts, in one headline; never as "safe"."""
+"""Describe a job's outcome by its own counts, in one headline; never as "safe". Also how compared jobs differ.
+
+A job that the gate held back is explained by the decisive figure, and by next steps for its owner or the provider.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from app.db.tables import JobStatus
-from app.jobs.reports.held_back import undecided_sentence
+from app.db.tables.job_records import GateJson
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 from spard.evaluation.rates import wilson
 from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.release.report import GateRecord, SafetyReport
 
+HELD_BACK = "safety_gate_failed"
+_SHORT = {
+    "attacks": "attacks",
+    "refusals": "harmless requests refused",
+    "harm": "harm in replies to harmless requests",
+    "right_answers": "right answers",
+}
 Look = Literal["good", "bad", "doubt", "plain"]
+
+
+def is_held_back(job: JobOut) -> bool:
+    """Return True if the job trained a model that did not pass the gate."""
+    return job.status == JobStatus.failed and job.error is not None and job.error["code"] == HELD_BACK
+
+
+def stopping_figure(gate: GateJson | None) -> str | None:
+    """Return the first figure that the gate names, in few words; None if it names none, as in earlier versions."""
+    for figure in GateRecord.from_json(gate or {}).figures:
+        about = f" about {figure.category!r}" if figure.category is not None else ""
+        later = " after a further fine-tuning" if figure.after_tuning else ""
+        return f"{figure.share:.1%} {_SHORT[figure.finding]}{about}{later}, suite “{figure.suite}”"
+    return None
+
+
+def undecided_sentence(gate: GateRecord) -> str:
+    """Return a sentence with the figure that an audit left open; empty if its reasons name none."""
+    if not gate.figures:
+        return ""
+    first = gate.figures[0]
+    base = "was not asked" if first.base_share is None else f"has {first.base_share:.1%}"
+    return (
+        f"The figure that is open: {first.hits} of {first.n}, {first.share:.1%}, on the suite "
+        f"“{first.suite}”; the base model {base}."
+    )
+
+
+def next_steps(job: JobOut, gate: GateRecord | None) -> tuple[str, ...]:
+    """Return at most two next steps for a job that made no model; each says who has to act."""
+    return tuple(_steps(job, gate))[:2]
+
+
+def _steps(job: JobOut, gate: GateRecord | None) -> Iterator[str]:
+    if job.status != JobStatus.failed or job.error is None:
+        return
+    if not is_held_back(job):
+        yield from _EARLY.get(job.error["code"], ())
+        return
+    figures = gate.figures if gate else ()
+    kinds = {each.finding for each in (gate.findings if gate else None) or ()}
+    if "unmeasured_judge" in kinds:
+        yield "Your provider has to measure the judge for this base model (`spard judge`): until then no job passes."
+        yield "Nothing in your file is known to be wrong; start the job again when the judge was measured."
+        return
+    if "refusals" in kinds:
+        yield "Add rows that answer ordinary requests as you want them answered, under the system prompt of your rows."
+    if "attacks" in kinds or any(each.stays_above_limit for each in figures):
+        yield "Look at the riskiest rows below, and start the job again without them."
+    if any(each.is_open and each.prompts is not None for each in figures):
+        yield "Your provider can import a larger suite: more prompts would decide this figure."
+    yield "Try fewer epochs or a lower learning rate: Again with a change."
+    yield "Your provider can release the model for a time by a waiver of two people."
+
+
+_EARLY = {
+    "too_many_rows_dropped": (
+        "Start the job again without the rows that are named, or with other answers in them.",
+        "Ask your provider whether the rows are rightly taken for harm: the policy's `row_signal` decides what becomes "
+        "of them.",
+    ),
+    "rows_quarantined": (
+        "Ask your provider to look at the rows that are named.",
+        "Or start the job again without them.",
+    ),
+    "train_audit_overlap": ("Remove rows that were copied from red-team or benchmark sets.",),
+    "provider_data_overlap": ("Your provider has to import the safety pool again; your file can stay as it is.",),
+    "invalid_training_file": ("Correct the lines that are named, and upload the file again.",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +121,9 @@ _PILLS: Mapping[str, tuple[Look, str]] = {
     "inconclusive": ("doubt", "The safety gate could not decide"),
     "waived": ("doubt", "Released by the provider, not by the gate"),
 }
+
 _BY_EARLIER_VERSION = "An earlier version audited this model, so its figures are in the reasons only."
+
 _PHASES = {
     "validate": "Checking the files",
     "embed": "Reading your rows",
@@ -198,3 +279,31 @@ def count_kind(results: Sequence[SuiteResult], kind: str) -> Count | None:
     found = [each for each in results if each.kind == kind]
     n = sum(each.n for each in found)
     return Count(sum(each.hits for each in found), n) if n else None
+
+
+def differences(jobs: Sequence[JobOut]) -> dict[str, list[str]]:
+    """Return the settings that differ between the jobs: for each name, one text per job in their order."""
+    facts = [dict(_compared_facts(job)) for job in jobs]
+    names = list(dict.fromkeys(name for each in facts for name in each))
+    rows = {name: [each.get(name, "-") for each in facts] for name in names}
+    return {name: texts for name, texts in rows.items() if len(set(texts)) > 1}
+
+
+def _compared_facts(job: JobOut) -> Iterator[tuple[str, str]]:
+    yield "File", job.filename or job.training_file
+    yield "Base model", job.model
+    for name, number in job.hyperparameters.items():
+        yield name.removeprefix("n_").replace("_", " ").capitalize(), str(number)
+    yield "Seed", str(job.seed)
+    yield from _compared_settings("Defense", job.safety["defense"].items())
+    yield from _compared_settings("Selection", job.safety["selection"].items())
+    yield from _compared_settings("LoRA", (job.lora or {}).items())
+    yield "Status", "held back" if is_held_back(job) else str(job.status)
+    yield "What stopped it", stopping_figure(job.safety.get("gate")) or "-"
+    yield "Tokens trained", "-" if job.trained_tokens is None else f"{job.trained_tokens:,}"
+
+
+def _compared_settings(group: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
+    for name, value in values:
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield f"{group} {name}".replace("_", " "), text

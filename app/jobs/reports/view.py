@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.jobs.reports.held_back import next_steps
-from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
-from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
-from app.jobs.reports.verdict import Count, Verdict, count_kind, verdict
+from app.jobs.reports.plots import (
+    Curve,
+    Dot,
+    RowLengths,
+    Scores,
+    Strip,
+    Tick,
+    curve,
+    dot,
+    length_histogram,
+    percent,
+    restart_marks,
+    score_histogram,
+    strip,
+)
+from app.jobs.reports.verdict import Count, Verdict, count_kind, next_steps, verdict
 from app.jobs.schemas import JobOut, StepMetrics
 from spard.config import ON_FIGURES
 from spard.evaluation.partial import decision_lines
@@ -281,9 +293,9 @@ def view(
         asked=report.asked if report else (),
         training=_training(report, metrics, restarts),
         stages=tuple(_stages(report)) if report else (),
-        scores=tuple(scores(report, undefended)) if report else (),
+        scores=tuple(score_histogram(report, undefended)) if report else (),
         checkpoints=_checkpoints(report) if report else None,
-        lengths=lengths(report.lengths) if report and report.lengths else None,
+        lengths=length_histogram(report.lengths) if report and report.lengths else None,
         map=rows_map(report) if report else None,
         task=report.task if report else None,
         evidence=report.evidence.sentence if report and report.evidence else "",

@@ -7,8 +7,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.db.tables import ApiKey
 from tests.app.http.conftest import FILES, JOBS, Service, chat, jsonl
 from tests.app.http.test_results import publish

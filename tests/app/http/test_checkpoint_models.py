@@ -15,12 +15,12 @@ from app.checkpoints import records
 from app.checkpoints.records import EpochResult
 from app.db import Begin
 from app.db.tables import Job, JobCheckpoint, JobStatus
-from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
+from app.db.tables.jobs import FINAL
 from app.jobs import lease
 from app.jobs.lease import Claim, Publication, Rejection
 from app.jobs.project_models import fine_tuned_model
-from app.objects import references
+from app.objects import reconciler
 from app.retention import sweep_attempts
 from app.storage import StorageError
 from tests.app.http.conftest import JOBS, Service
@@ -262,8 +262,8 @@ def test_rows_and_objects_agree_about_them(service: Service, customer: TestClien
     sweep_attempts(begin(service), stay=timedelta(0))
     key, lost = require(storage_key(service, claim, PASSED)), put(service, claim, 12)["storage_key"]
     with db.read(service.app.state.engine) as session:
-        assert {each.key for each in references.named_objects(session)} >= {key}
-        assert references.find_unexplained(session, [key, lost]) == {lost: f"no checkpoint of {claim.job_id} names it"}
+        assert {each.key for each in reconciler.named_objects(session)} >= {key}
+        assert reconciler.find_unexplained(session, [key, lost]) == {lost: f"no checkpoint of {claim.job_id} names it"}
 
 
 def test_one_that_a_job_is_to_start_from_is_not_deleted(

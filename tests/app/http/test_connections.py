@@ -16,9 +16,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.commands.doctor import machine
-from app.http import connections, server_bounds
-from app.http.connections import Connections
-from app.http.server_bounds import UNBOUNDED
+from app.http import connections
+from app.http.connections import UNBOUNDED, Connections
 from app.settings import Settings
 from tests.app.http.conftest import JOBS, Service, serve_app
 
@@ -177,4 +176,4 @@ def test_a_server_with_them_has_nothing_to_tell(service: Service, caplog: pytest
 def test_what_is_deployed_has_these_bounds(path: str) -> None:
     lines = [line for line in (ROOT / path).read_text().splitlines() if "app.main:checked_app" in line]
     assert lines
-    assert all(server_bounds.SERVER in line and "--http" in line for line in lines)
+    assert all(connections.SERVER in line and "--http" in line for line in lines)

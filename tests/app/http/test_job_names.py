@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from app import db
 from app.jobs import lease
 from app.jobs.lease import Rejection
-from app.jobs.reports.held_back import stopping_figure, undecided_sentence
+from app.jobs.reports.verdict import stopping_figure, undecided_sentence
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
 from spard.evaluation.findings import GateFinding

@@ -13,7 +13,7 @@ from app import db
 from app.checkpoints import records
 from app.db.base import utc_now
 from app.db.tables import ApiKey, DeletedPlace, File, InferenceCall, StoredReply, WebhookDelivery, WebhookEndpoint
-from app.inference import stored
+from app.inference import calls
 from app.inference.protocol import Ask
 from app.inference.released import Released
 from app.inference.schemas import ChatCreate, CompletionCreate
@@ -167,7 +167,7 @@ def keep(service: Service, name: str, ask: Ask) -> None:
         call = InferenceCall(id=name, project_id="org-provider", key_id=key_id, endpoint="chat", model="m")
         session.add(call)
         session.flush()
-        stored.keep(session, call, Released("m", "m", "/m", None), ask, ["r"], 3)
+        calls.keep_texts(session, call, Released("m", "m", "/m", None), ask, ["r"], 3)
 
 
 def test_replies_that_are_erased_while_they_are_read_are_a_place_still(service: Service, provider: TestClient) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.http.lanes import Lanes
-from app.ops.saturation import Saturation
+from app.ops.readiness import Saturation
 from app.settings import Settings
 from tests.app.http.conftest import Service
 from tests.app.http.test_bulkheads import Stuck, over_wire

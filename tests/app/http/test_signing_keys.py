@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from app.routes import signing_keys
+from app.routes import results
 from app.settings import Settings
 from app.signing import public_keys, revoke, rotate, signing_key
 from spard.commands import main
@@ -28,7 +28,7 @@ NOW = datetime.now(UTC)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A customer's machine has no key of the service's; no answer is kept, so that a test sees what it did."""
     monkeypatch.setenv("SPARD_DATA_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(signing_keys, "_KEPT_S", 0)
+    monkeypatch.setattr(results, "_KEPT_S", 0)
 
 
 def verify(*arguments: object) -> int:
@@ -74,7 +74,7 @@ def test_a_service_without_a_key_says_so_and_names_no_place(service: Service, se
 
 
 def test_an_answer_is_kept_for_a_while(service: Service, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signing_keys, "_KEPT_S", 3600)
+    monkeypatch.setattr(results, "_KEPT_S", 3600)
     signing_key(settings)
     first = service.http.get(URL)
     rotate(settings)

@@ -52,7 +52,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
 
 
 def test_a_body_without_an_end_is_cut_off(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.forms._DRAIN_BYTES", 1 << 20)
+    monkeypatch.setattr("app.deps._DRAIN_BYTES", 1 << 20)
     connection.sendall(b"transfer-encoding: chunked\r\n\r\n")
     with pytest.raises(ConnectionError):
         send(connection, PART, *repeat(b"a" * (1 << 16), 1 << 14))

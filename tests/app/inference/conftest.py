@@ -24,8 +24,8 @@ from app.catalog import service as catalog
 from app.db import upgrade_schema
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobCheckpoint, JobStatus, Project
-from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
+from app.db.tables.jobs import EPOCH
 from app.http.connections import BoundedHttp
 from app.jobs import project_models
 from app.jobs.project_models import fine_tuned_model

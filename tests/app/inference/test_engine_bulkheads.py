@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.errors import TooManyRequests, Unavailable
-from app.inference import archives, embedded
+from app.inference import embedded, released
 from app.inference.embedded import Embedded
 from app.inference.engine_process import EngineProcess
 from app.inference.released import Archive, Released
@@ -56,7 +56,7 @@ def storage(monkeypatch: pytest.MonkeyPatch, base: Released) -> Iterator[Event]:
         thawed.wait()
         write_model(folder)
 
-    monkeypatch.setattr(archives, "fetch", fetch)
+    monkeypatch.setattr(released, "fetch_archive", fetch)
     yield thawed
     thawed.set()
 

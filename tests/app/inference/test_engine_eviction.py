@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from app.errors import TooManyRequests
-from app.inference import archives
+from app.inference import released
 from app.inference.embedded import Embedded
-from app.inference.engine_errors import busy
 from app.inference.engine_process import EngineProcess
-from app.inference.protocol import Proof
+from app.inference.protocol import Proof, busy
 from app.inference.released import Archive, Released
 from app.settings import Settings
 from app.storage import open_storage
@@ -83,7 +82,7 @@ def test_one_that_was_not_started_leaves_no_model(
     engines: Embedded, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_engine(engines, model)
-    monkeypatch.setattr(archives, "fetch", lambda storage, settings, archive, folder: write_model(folder))
+    monkeypatch.setattr(released, "fetch_archive", lambda storage, settings, archive, folder: write_model(folder))
     whole = Released("ft:tiny", "tiny", str(model), None, Archive("key", "1", "ftjob-1", is_lora=False))
     before = folders(engines)
     for _ in range(2):

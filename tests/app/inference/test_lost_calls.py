@@ -10,22 +10,21 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from app import quotas
 from app.db import now, read, transaction
 from app.db.base import utc_now
 from app.db.tables import InferenceCall, Project, Quota
 from app.db.tables.inference import PROCESS_LOST, RUNNING
 from app.errors import QuotaExceeded
-from app.inference.call_leases import CallLeases, complete_lost, ledger_folder
-from app.inference.ledger import MOST_OPEN, Ledger, lock_abandoned
+from app.inference.call_leases import MOST_OPEN, CallLeases, Ledger, complete_lost, ledger_folder, lock_abandoned
 from app.keys import service as keys
-from app.quotas import service as quotas
 from app.settings import Settings
 
 PROJECT = "org-mine"
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from app.inference.ledger import Ledger
+from app.inference.call_leases import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 entries = [ledger.open(f"call_{name}") for name in "abc"]
 for entry in entries[:2]:

@@ -18,8 +18,8 @@ from sqlalchemy import select
 from app import db
 from app.db.tables import ApiKey, DeletedModel, InferenceCall, Job
 from app.inference import service
+from app.inference.call_leases import Entry
 from app.inference.engine_process import Stream
-from app.inference.ledger import Entry
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.policies import service as policies

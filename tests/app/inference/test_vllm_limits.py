@@ -14,13 +14,13 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
+from app.catalog.model_files import read_positions
 from app.commands.doctor import deployment
 from app.db import make_engine, transaction
 from app.db.tables import BaseModelEntry
 from app.inference.clients import Clients
-from app.inference.positions import read_positions
 from app.inference.vllm_gate import Gate
-from app.inference.vllm_limits import ServerReport, ServerWatch
+from app.inference.vllm_server import ServerReport, ServerWatch
 from app.keys import browser_sessions
 from app.keys import service as keys
 from app.main import create_app
@@ -119,7 +119,7 @@ def test_without_a_folder_for_adapters_none_is_answered(settings: Settings, data
 def test_nothing_is_loaded_while_replies_are_written(
     settings: Settings, database: Engine, stub: Vllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.inference.vllm_limits._PATIENCE_S", 0.05)
+    monkeypatch.setattr("app.inference.vllm_server._PATIENCE_S", 0.05)
 
     async def busy() -> tuple[ServerReport, ServerReport]:
         clients, gate = Clients(), Gate(settings.serving_adapters_dir)

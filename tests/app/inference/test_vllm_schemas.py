@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from app.errors import InvalidRequest
-from app.inference.vllm_schemas import refuse_unenforced
+from app.inference.vllm_writing import refuse_unenforced
 
 
 class Item(BaseModel):

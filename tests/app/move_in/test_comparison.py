@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.move_in.comparison import MEASURES, Replies, Scored, agreement, is_exact, score, similarity
-from app.move_in.prompts import Prompt
+from app.move_in.replies import Prompt
 from tests.app.move_in.conftest import HERE_KEY, Run
 from tests.app.move_in.openai_stub import Stub, serve_stub
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.move_in.ledger import open_read_only
-from app.move_in.prompts import Prompt, prompt_id, read_prompts, row_prompt, sample
-from app.move_in.replies import Ask, reply_text
+from app.move_in.replies import Ask, Prompt, prompt_id, read_prompts, reply_text, row_prompt, sample
 from tests.app.move_in.conftest import Run
 from tests.app.move_in.openai_stub import Stub, error, once
 

@@ -12,7 +12,7 @@ from sqlalchemy import update
 from app import db
 from app.commands.doctor import deployment
 from app.db.tables import WorkerRow
-from app.db.tables.workers import ALIVE_S
+from app.db.tables.jobs import ALIVE_S
 from app.jobs import fleet, lease, needs
 from app.jobs.fleet import Presence
 from app.retention import prune

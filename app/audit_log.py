@@ -1,4 +1,4 @@
-"""Write, read and verify the hash chain of the audit log.
+"""Write, read and verify the audit log: an append-only table in which each row is chained to the previous one.
 
 h_n = SHA-256(h_{n-1} || row_n), where row_n is the row's other columns as JSON with sorted keys and h_0 is 64 zeros. An
 entry is written in the transaction of the action that it records, so that both are committed or neither is. Callers
@@ -14,22 +14,78 @@ from datetime import UTC
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 
+from pydantic import BaseModel, ConfigDict, JsonValue, computed_field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
-from app.audit_log.schemas import BrokenOut, VerificationOut
 from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import AuditEntry
+from app.http.schemas import UnixTime
 
 CALLER = "caller"  # key in a session's info: the request's caller
 _GENESIS = "0" * 64
 _LOCK = 0x5BA2E  # an arbitrary number that only we use
 _SYSTEM = "system"
 _AT_ONCE = 1000
-
 Result = Literal["ok", "denied"]
+
+
+class EntryOut(BaseModel):
+    """One action; `hash` chains it to the previous entry."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["audit_log.entry"] = "audit_log.entry"
+    seq: int
+    created_at: UnixTime
+    actor: str
+    tenant_id: str | None
+    action: str
+    target: str
+    result: str
+    request_id: str | None
+    details: dict[str, JsonValue] | None
+    hash: str
+
+    @computed_field  # type: ignore[prop-decorator]  # pydantic's own form
+    @property
+    def id(self) -> str:
+        """The cursor of the next page."""
+        return str(self.seq)
+
+
+class EntryList(BaseModel):
+    """One page of the audit log, newest first; for the next page set `after` to the last entry's `id`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["list"] = "list"
+    data: list[EntryOut]
+    has_more: bool
+
+
+class BrokenOut(BaseModel):
+    """The first row that was changed or is missing."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    seq: int
+    why: str
+
+
+class VerificationOut(BaseModel):
+    """The result of verifying the chain: the number of rows and the last hash, or the first broken row.
+
+    Store `rows` and `head` elsewhere: a chain whose last rows were cut off is still intact.
+    """
+
+    object: Literal["audit_log.verification"] = "audit_log.verification"
+    is_intact: bool
+    rows: int | None = None
+    head: str | None = None
+    broken: BrokenOut | None = None
 
 
 class _Principal(Protocol):

@@ -8,27 +8,109 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal, Self
 
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.db.tables import ApiKey, HeldAdapter, Job, JobStatus, Waiver
 from app.db.tables.job_records import KeyName, WaiverFacts
 from app.errors import Forbidden, HasNone, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import place, select_deleted_position
+from app.http.schemas import Body, UnixTime
 from app.jobs import events, transitions
 from app.jobs.project_models import fine_tuned_model
 from app.keys.service import Principal
 from app.objects import served_adapters
 from app.settings import Settings
 from app.signing import signing_key
-from app.waivers.schemas import LONGEST, HeldList, HeldOut, WaiverCreate, WaiverOut
 from spard.release.manifest import sign_bytes
 
+LONGEST = timedelta(days=366)
 _FAILED, _WAIVED = "safety_gate_failed", "waived"
+
+
+class WaiverCreate(Body):
+    """Why an adapter that failed should be released, and until when."""
+
+    reason: Annotated[str, Field(min_length=10, max_length=1000)]
+    expires_at: Annotated[int, Field(ge=0, le=2**37, description="Unix seconds, at most 366 days from now.")]
+
+
+class WaiverOut(BaseModel):
+    """One waiver; `proposed_by` and `approved_by` are ids of keys."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["safety.waiver"] = "safety.waiver"
+    id: str
+    job_id: str
+    reason: str
+    created_at: UnixTime
+    expires_at: UnixTime
+    proposed_by: str
+    approved_by: str | None
+    approved_at: UnixTime | None
+    record: str | None
+    signature: dict[str, str] | None
+
+    status: Literal["proposed", "approved", "expired"] = Field(
+        description="Whether it releases the adapter now: only an approved one does, until it expires."
+    )
+
+    @classmethod
+    def describe(cls, waiver: Waiver, now: datetime) -> Self:
+        """Return a waiver with its status at `now`, a time of the database's clock."""
+        unexpired = "approved" if waiver.approved_by else "proposed"
+        fields = {name: getattr(waiver, name) for name in cls.model_fields if name not in ("object", "status")}
+        return cls.model_validate(fields | {"status": "expired" if waiver.expires_at <= now else unexpired})
+
+
+class WaiverList(BaseModel):
+    """All waivers of a job, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[WaiverOut]
+
+
+class HeldOut(BaseModel):
+    """An adapter that the gate held back and that is kept for a waiver; `reasons` are the gate's."""
+
+    object: Literal["safety.held_adapter"] = "safety.held_adapter"
+    job_id: str
+    project_id: str
+    model: str
+    held_at: UnixTime
+    bytes: int
+    reasons: list[str]
+    waivers: list[WaiverOut]
+
+    @property
+    def state(self) -> Literal["held", "proposed", "released"]:
+        """`released` if a waiver is in force, `proposed` if one waits for approval, else `held`."""
+        found = {each.status for each in self.waivers}
+        return "released" if "approved" in found else "proposed" if "proposed" in found else "held"
+
+
+class HeldList(BaseModel):
+    """One page of held adapters, newest first; for the next page set `after` to the last one's `job_id`."""
+
+    object: Literal["list"] = "list"
+    data: list[HeldOut]
+    has_more: bool
+
+
+class SignedWaiver(BaseModel):
+    """The input of `spard verify --waiver`: `signature` signs the bytes of `record`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["safety.signed_waiver"] = "safety.signed_waiver"
+    record: str
+    signature: dict[str, str]
 
 
 def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate) -> Waiver:

@@ -1,8 +1,12 @@
-"""The provider's pages of safety pools and suites: preview, import, versions and deletion."""
+"""The provider's pages of base models and judges, and of safety pools and suites.
+
+Base models are offered, checked and withdrawn, and judges shown with their errors. Pools and suites are previewed,
+imported and deleted, with their versions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, get_args
 
@@ -12,22 +16,123 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import imports, removal, service
+from app.catalog.fitness import fitness, inspect, judge_warnings
 from app.catalog.imports import CorpusKind, ImportPreview
-from app.catalog.schemas import CorpusOut
-from app.dashboard.forms import NO_FAULTS, Faults, SentDep
+from app.catalog.judges import judges
+from app.catalog.schemas import BaseModelIn, CorpusOut, ModelFitness
 from app.dashboard.rendering import page
-from app.dashboard.viewer import ProviderDep, Viewer, check_token
-from app.deps import LimitsDep, LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer, check_token
+from app.deps import (
+    LimitsDep,
+    LookDep,
+    ProviderBeginDep,
+    QuickStorageDep,
+    ReadDep,
+    SettingsDep,
+    StorageDep,
+    upload_form,
+)
 from app.errors import AppError
-from app.forms import upload_form
-from app.http.multipart import Form
+from app.http.bodies import Form
 from app.http.schemas import Body
 from app.http.validation_errors import read
+from app.policies import service as policies
+from app.settings import Settings
 
-router = APIRouter(include_in_schema=False, prefix="/provider/data")
-
+models = APIRouter(include_in_schema=False, prefix="/provider/models")
+data = APIRouter(include_in_schema=False, prefix="/provider/data")
 _KINDS = {"pool": "safety pool", "harmful": "suite: attacks", "benign": "suite: harmless", "utility": "suite: task"}
 _ALL = get_args(CorpusKind)
+
+
+@models.get("")
+def models_page(request: Request, viewer: ProviderDep, session: ReadDep, settings: SettingsDep) -> Response:
+    """List base models and judges."""
+    return _models_page(request, viewer, session, settings)
+
+
+@models.post("")
+async def offer(
+    request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep, settings: SettingsDep
+) -> Response:
+    """Offer a base model, or replace the model of an alias; show warnings, or the error."""
+
+    def offer_model() -> Response:
+        try:
+            asked = sent.filled_fields("alias", "source", "revision", "learning_rate", "quantization")
+            ask = read(BaseModelIn, asked | {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))})
+            found = inspect(ask)
+            with begin() as session:
+                entry = service.add_model(session, ask, found)
+                limits = policies.current(session, settings).content.thresholds
+        except AppError as error:
+            return _models_again(request, sent, look, settings, error)
+        warnings = [*found.notes, *judge_warnings(entry.source, entry.digest, settings, limits)]
+        with look() as session:
+            return _models_page(request, sent.viewer, session, settings, tried=fitness(entry), warnings=warnings)
+
+    return await sent.viewer.lanes.reads.project_share(sent.viewer.project_id).run(offer_model)
+
+
+@models.post("/try")
+async def try_model(request: Request, sent: SentDep, look: LookDep, settings: SettingsDep) -> Response:
+    """Check a base model's files again and show the result."""
+
+    def load_model() -> Response:
+        try:
+            with look() as session:
+                entry = service.base_model(session, sent.text("alias"))
+        except AppError as error:
+            return _models_again(request, sent, look, settings, error)
+        found = fitness(entry)
+        with look() as session:
+            return _models_page(request, sent.viewer, session, settings, tried=found)
+
+    return await sent.viewer.lanes.reads.project_share(sent.viewer.project_id).run(load_model)
+
+
+@models.post("/withdraw")
+def withdraw(
+    request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep, settings: SettingsDep
+) -> Response:
+    """Withdraw a base model."""
+    try:
+        with begin() as session:
+            removal.withdraw_model(session, sent.text("alias"))
+    except AppError as error:
+        return _models_again(request, sent, look, settings, error)
+    return RedirectResponse("/provider/models", 303)
+
+
+def _models_again(request: Request, sent: Sent, look: LookDep, settings: Settings, error: AppError) -> Response:
+    with look() as session:
+        return _models_page(request, sent.viewer, session, settings, sent=sent, error=error)
+
+
+def _models_page(
+    request: Request,
+    viewer: Viewer,
+    session: Session,
+    settings: Settings,
+    *,
+    sent: Sent | None = None,
+    error: AppError | None = None,
+    tried: ModelFitness | None = None,
+    warnings: Sequence[str] = (),
+) -> Response:
+    return page(
+        request,
+        "provider_models",
+        viewer,
+        status=error.status if error else 200,
+        models=service.base_models(session),
+        judges=judges(session, settings),
+        server=request.app.state.server_watch,
+        asked=sent.shown_fields() if sent and "source" in sent.form else {},
+        faults=Faults.from_error(error) if error else NO_FAULTS,
+        tried=tried,
+        warnings=warnings,
+    )
 
 
 class Asked(Body):
@@ -37,10 +142,10 @@ class Asked(Body):
     kind: CorpusKind
 
 
-@router.get("")
+@data.get("")
 def data_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Response:
     """List pools and suites, with a form to import a file."""
-    return _page(request, viewer, session)
+    return _data_page(request, viewer, session)
 
 
 def _upload(request: Request, viewer: ProviderDep, settings: SettingsDep, limits: LimitsDep) -> Iterator[Form]:
@@ -57,7 +162,7 @@ def _read_fields(viewer: Viewer, form: Form) -> Asked:
     return read(Asked, {name: fields[name].strip() for name in Asked.model_fields if fields.get(name)})
 
 
-@router.post("/preview")
+@data.post("/preview")
 async def preview(
     request: Request, viewer: ProviderDep, form: UploadDep, storage: QuickStorageDep, limits: LimitsDep, look: LookDep
 ) -> Response:
@@ -71,14 +176,14 @@ async def preview(
         except AppError as problem:
             error = problem
         if "hx-request" in request.headers:
-            return page(request, "provider_preview", viewer, preview=found, faults=_faults(error))
+            return page(request, "provider_preview", viewer, preview=found, faults=_data_faults(error))
         with look() as session:
-            return _page(request, viewer, session, form.fields, preview=found, error=error)
+            return _data_page(request, viewer, session, form.fields, preview=found, error=error)
 
     return await viewer.lanes.writes.project_share(viewer.project_id).run(preview_import)
 
 
-@router.post("")
+@data.post("")
 async def take(
     request: Request,
     viewer: ProviderDep,
@@ -98,7 +203,7 @@ async def take(
         except AppError as problem:
             error = problem
         with look() as session:
-            return _page(request, viewer, session, form.fields if error else {}, made=made, error=error)
+            return _data_page(request, viewer, session, form.fields if error else {}, made=made, error=error)
 
     return await viewer.lanes.writes.project_share(viewer.project_id).run(import_file)
 
@@ -111,7 +216,7 @@ def _import(
     return partial(imports.import_suite, storage, begin, form, asked.name, asked.kind, limits)
 
 
-@router.get("/{corpus_id}")
+@data.get("/{corpus_id}")
 async def version_page(
     corpus_id: str, request: Request, viewer: ProviderDep, look: LookDep, storage: QuickStorageDep
 ) -> Response:
@@ -126,7 +231,7 @@ async def version_page(
     return await viewer.lanes.reads.project_share(viewer.project_id).run(show_version)
 
 
-@router.post("/{kind}/{corpus_id}/delete")
+@data.post("/{kind}/{corpus_id}/delete")
 async def delete(
     kind: CorpusKind,
     corpus_id: str,
@@ -144,17 +249,17 @@ async def delete(
             removal.delete(storage, begin, corpus_id, forget)
         except AppError as error:
             with look() as session:
-                return _page(request, viewer, session, error=error)
+                return _data_page(request, viewer, session, error=error)
         return RedirectResponse("/provider/data", 303)
 
     return await viewer.lanes.writes.project_share(viewer.project_id).run(delete_version)
 
 
-def _faults(error: AppError | None) -> Faults:
+def _data_faults(error: AppError | None) -> Faults:
     return Faults.from_error(error) if error else NO_FAULTS
 
 
-def _page(
+def _data_page(
     request: Request,
     viewer: Viewer,
     session: Session,
@@ -179,6 +284,6 @@ def _page(
         asked=asked or {},
         preview=preview,
         made=made,
-        faults=_faults(error),
+        faults=_data_faults(error),
         problems=error.details if error and error.code == "invalid_corpus" else None,
     )

@@ -1,11 +1,22 @@
-"""Read a base model's context length from its configuration."""
+"""Read facts about a base model from its files, without loading it: its number of parameters, its context length."""
 
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
+
+from spard.models.folder.headers import all_tensors
+
+
+def parameters(source: str) -> int | None:
+    """Return a model's number of parameters; None if its weights are not in a folder on this machine."""
+    try:
+        return sum(prod(tensor["shape"]) for _, tensor in all_tensors(Path(source))) or None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def read_positions(source: str, revision: str | None) -> int | None:

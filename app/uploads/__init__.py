@@ -1,1 +1,0 @@
-"""Uploads of large files in parts."""
