@@ -22,7 +22,7 @@ from spard.evaluation.judges import use_chat
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models import budget
 from spard.models.base import Base, load_base
-from spard.models.threads import is_small
+from spard.models.devices import is_small
 from spard.pipeline import later_audit
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.outputs import OutputsInFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from spard.models.folder.headers import all_tensors
+from spard.models.folder.reading import all_tensors
 
 
 def parameters(source: str) -> int | None:

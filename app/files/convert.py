@@ -16,8 +16,8 @@ from app.files.schemas import Conversion, FileOut
 from app.files.validation import Limits
 from app.storage import Storage
 from spard.data import other_formats
-from spard.data.converted_turns import NotConvertible
 from spard.data.jsonl import Row
+from spard.data.other_formats import NotConvertible
 
 _SHOWN = 5
 _CONVERTIBLE = frozenset(f"{kind}_format" for kind in other_formats.NAMES)

@@ -12,7 +12,7 @@ from app.errors import AppError, InvalidRequest, TooManyRequests
 from app.inference.engine_errors import engine_lost
 from app.inference.protocol import Alternative, Ask, Finish, Said, Token
 from app.inference.vllm_prompts import ReplyBounds
-from spard.data.opening import Opening
+from spard.data.rendering import Opening
 
 _GREEDY = 1e-5  # a lower temperature is greedy, in the server and in the embedded engine
 _LEAST = -9999.0  # the least log probability, as in OpenAI's API

@@ -22,7 +22,7 @@ from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.config import Audit, AuditEngine
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
 from spard.data.chat import ask_in_mode

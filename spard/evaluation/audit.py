@@ -22,7 +22,7 @@ from spard.evaluation.judges.refusal import HEAD, compliance, is_broken, is_dege
 from spard.evaluation.rates import rate
 from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
-from spard.models.settling import Settled
+from spard.models.generate import Settled
 
 # Score replies to the prompts of a suite, and turn them into a result with its interval.
 

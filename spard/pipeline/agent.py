@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from spard.config.agent import Agent
+from spard.config.settings import Agent
 from spard.data.rows import Example, Prompt
 from spard.errors import JudgeUnavailable
 from spard.evaluation.agent import Case, Finding, Subject, agent_name, investigate, shorten

@@ -15,7 +15,7 @@ from typing import Any
 from spard import distributed
 from spard.config import AuditEngine, Ending, Evidence, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
-from spard.config.selection import STATES
+from spard.config.settings import STATES
 from spard.digests import file_sha256
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models.base import Base, load_base

@@ -30,7 +30,7 @@ from spard.release.summary import Summary, summarize
 from spard.release.task_check import TASK_REPLIES
 from spard.release.training_records import ComputeRecord
 from spard.release.version import code_version
-from spard.training.operations import Compute
+from spard.training.compute import Compute
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # Fields of the report, and of each suite's result, that the manifest repeats.

@@ -26,7 +26,7 @@ import torch
 from spard import distributed
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, prompt_text
-from spard.data.turns import last_request as last_request
+from spard.data.rows import last_request as last_request
 from spard.evaluation.audit import sample
 from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.calibration.everyday import EXCHANGES

@@ -21,7 +21,7 @@ from spard import distributed
 from spard.config import RowAction, RowSignal
 from spard.data.languages import language_name
 from spard.data.rows import Example
-from spard.data.tokenized import Encoded
+from spard.data.samples import Encoded
 from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.calibration.record import JudgeRecord, find_records, judge_doubts, judge_languages
 from spard.evaluation.judged_rows import RowVerdict, judged_rows, row_language

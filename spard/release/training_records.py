@@ -22,7 +22,7 @@ class ComputeRecord:
 
     operations       None where a part of the run was made by a version that did not count them
     forward_tokens   padded tokens of the forward passes, and of the backward passes
-    formula          how the operations are counted (`spard.training.operations`)
+    formula          how the operations are counted (`spard.training.compute`)
     energy_j         joules by device: whole processor packages (RAPL) and GPUs (NVML), of the first node; empty where
                      nothing could be read
     energy_missing   why there is no figure of some device, or of all

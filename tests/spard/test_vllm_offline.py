@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from spard.config import AuditEngine, Lora, Recipe
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from spard.data.rows import Prompt
 from spard.errors import Stopped
 from spard.evaluation.ask import ask, ask_and_judge, in_memory

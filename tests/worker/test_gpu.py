@@ -20,7 +20,7 @@ from app.db.tables import JobStatus
 from app.settings import Settings
 from spard.config import Resolved, resolve
 from spard.config.run_spec import RunSpec
-from spard.data.cuts import cut
+from spard.data.batches import cut
 from spard.errors import OutOfGpuMemory
 from spard.models import budget
 from spard.models.base import load_base

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spard.models.base import load_base
-from spard.selection.pca import principal_plane
+from spard.selection.frames import principal_plane
 from spard.selection.select import choose
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import Asked

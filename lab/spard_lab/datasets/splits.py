@@ -2,7 +2,7 @@
 
 If the authors provide a test or development file, a prompt that contains one of its prompts (the same words, a longer
 text around them, or nearly the same: `spard.data.overlap`) is left out of training. Splits that are cut out of a file
-consist of whole clusters of near duplicates (`spard.data.clusters`), in the order of their smallest digest, so the
+consist of whole clusters of near duplicates (`spard.data.overlap`), in the order of their smallest digest, so the
 splits do not depend on the order of rows.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import cast
 
-from spard.data.clusters import clusters
-from spard.data.overlap import normalize_text, rows_holding
+from spard.data.overlap import clusters, normalize_text, rows_holding
 from spard_lab.datasets.base import Split
 
 

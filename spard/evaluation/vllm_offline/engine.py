@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
 
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from spard.models.base import Base
 from spard.models.sharding import is_sharded
 

@@ -23,8 +23,8 @@ from spard.evaluation.vllm_offline.probe import Probe
 from spard.evaluation.vllm_offline.process import EngineFailed, Process
 from spard.models.adapters import lora_rank, save_lora
 from spard.models.base import Base
+from spard.models.devices import free_share, offload
 from spard.models.generate import reply_end_tokens
-from spard.models.offload import free_share, offload
 from spard.models.peft import PeftModel
 
 _MOST_MEMORY, _SPARED = 0.9, 0.05  # shares of a GPU's memory: vLLM's at most, and what is left free
