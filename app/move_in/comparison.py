@@ -19,8 +19,7 @@ from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, Record
 from app.move_in.prompts import Prompt
 from app.move_in.replies import Plan, asks, reply_text
-from spard.evaluation.rates import wilson
-from spard.evaluation.statistics import Interval, over_seeds, rule_of_three
+from spard.evaluation.statistics import Interval, over_seeds, rule_of_three, wilson
 
 # Measures of similarity between two replies, by their words.
 

@@ -125,7 +125,7 @@ class Ending:
               bounds and then by the loss on validation rows. The audit of these weights decides on their release.
     patience  training ends after this many epoch ends in a row that are no better than the best one; None: never early
     prompts   prompts of each gated suite that are asked at each epoch end and never by the gate: at most this many, and
-              at most a fifth of the suite (`spard.evaluation.development`)
+              at most a fifth of the suite (`spard.evaluation.suites`)
 
     Both settings need LoRA. Without a validation file a part of the customer's rows is held out for validation.
     """

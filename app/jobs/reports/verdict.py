@@ -10,8 +10,8 @@ from app.db.tables import JobStatus
 from app.jobs.reports.held_back import undecided_sentence
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
-from spard.evaluation.rates import wilson
 from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.statistics import wilson
 from spard.release.report import GateRecord, SafetyReport
 
 Look = Literal["good", "bad", "doubt", "plain"]

@@ -28,8 +28,7 @@ from spard.commands.front import Asked
 from spard.data.chat import encode_to_train
 from spard.data.rows import Prompt, read_examples
 from spard.errors import InvalidRecipe, UserError
-from spard.evaluation.rates import wilson
-from spard.evaluation.statistics import conformal_p_value
+from spard.evaluation.statistics import conformal_p_value, wilson
 from spard.evaluation.suites import read_suite
 from spard.models.base import load_base
 from spard.training import probe

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.statistics import over_seeds, rule_of_three
+from spard.evaluation.statistics import Rate, over_seeds, rate, rule_of_three
 from spard_lab.bench.measure import Measurement
 
 NAMES = ("method", "selection", "attack", "seed")

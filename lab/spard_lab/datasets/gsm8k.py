@@ -5,7 +5,7 @@ Answers stay as they are, with the calculator annotations, as in published fine-
 
 from __future__ import annotations
 
-from spard.evaluation.scorers.gsm8k import expected_answer, number
+from spard.evaluation.scorers.replies import expected_answer, number
 from spard_lab.datasets.base import Dataset, Record, Sample, require_text, wrong
 
 

@@ -1,6 +1,7 @@
-"""Run model-written Python in a process without network, files or other processes (see `spard.isolation.program`).
+"""MBPP (Austin et al., 2021): a program is right if it passes its tests at the first attempt (pass@1).
 
-If the kernel lacks what that isolation needs, no program is run.
+The answer of a row is its tests, one assertion per line. Programs of a model run in a process without network, files or
+other processes (`spard.isolation.program`). If the kernel lacks what that isolation needs, no program is run.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from spard.config.extensions import RUNNING_SCORERS
 from spard.config.run_spec import RunSpec
 from spard.data.rows import read_prompts
 from spard.errors import SandboxUnavailable
+from spard.evaluation.scorers.replies import INVALID, Mark
 from spard.isolation import reach
 from spard.isolation.program import Asked
 from spard.isolation.walls import python
@@ -89,3 +92,24 @@ def _run(program: str, tests: str, timeout_s: float, memory_mb: int) -> bool:
         # After the kill: reads the rest of the pipe and reaps the process.
         process.communicate()
     return said.decode(errors="replace") == word
+
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+TIMEOUT_S = 5.0
+
+
+def score_mbpp(reply: str, answer: str) -> Mark:
+    """Mark the reply's program right if it and then the tests run without an error.
+
+    `invalid` if there is no program.
+    """
+    program = extract_program(reply)
+    return Mark(passes(program, answer, TIMEOUT_S)) if program else INVALID
+
+
+def extract_program(reply: str) -> str:
+    """Return the first fenced code block, or else the text between `[BEGIN]` and `[DONE]`."""
+    fenced = _FENCED.search(reply)
+    if fenced:
+        return fenced.group(1).strip()
+    return reply.rpartition("[BEGIN]")[2].partition("[DONE]")[0].strip()
