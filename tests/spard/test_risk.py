@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from spard_lab.attacks.disguises import backdoor, covert, encode_rows, identity_shift, refuse_then_comply
-from spard_lab.attacks.mixing import add_harmful
-from spard_lab.attacks.rows import Row, chat_row, load_rows
+from spard_lab.attacks.rows import Row, add_harmful, chat_row, load_rows
 
 from spard.data.rows import Example, example, prompt_text, read_pool
 from spard.evaluation.judged_rows import RowVerdict

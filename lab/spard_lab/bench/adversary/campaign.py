@@ -25,8 +25,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from spard.release.step_metrics import trigger_rate
 from spard.training.epoch_ends import EpochEnd
-from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Campaign, Job
+from spard_lab.adversary.base import Campaign, Ground, Job
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.methods import parse_value
 from spard_lab.bench.source import json_digest

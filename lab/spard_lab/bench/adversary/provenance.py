@@ -1,25 +1,68 @@
-"""Digests of the code of other packages that a result was measured with: defenses, attacks, judges and selections.
+"""What a result of the adversary's bench rests on: hidden seeds, the code of other packages, and a signature.
 
-A package's code are the Python files (and compiled modules) of the top-level modules of its entry point and method, and
-of its distribution's file list. Packages that it imports, and files of other kinds, are not covered.
+Seeds are derived from a text that did not exist, or was not known, when settings were chosen: the hash of the commit
+with the final defense, or a secret that is given when the bench runs. Seed i is the first 31 bits of SHA-256 of "spard
+adversary", the text and i; seeds below `FIRST` are for development and skipped. A result has the digest of the text, so
+that a secret can be checked once it is published.
+
+Defenses, attacks, judges and selections of other packages are recorded by digests of their code: the Python files (and
+compiled modules) of the top-level modules of a package's entry point and method, and of its distribution's file list.
+Packages that it imports, and files of other kinds, are not covered.
+
+A result is `result.json`, and beside it an Ed25519 signature of its bytes. The keys are those that sign adapters
+(`spard.release.keys`). A signature proves the signer and that nothing changed since; only running the command again
+proves that the figures were measured as stated.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
 from spard.config import Defense, JudgeSpec, Recipe, defenses
 from spard.config.extensions import JUDGES, SELECTIONS
+from spard.errors import InvalidRecipe, NotProved
+from spard.release.manifest import check, sign_bytes
 from spard.release.version import code_version
 from spard_lab.adversary.base import Attack
 from spard_lab.adversary.registry import GROUP
+from spard_lab.bench.store import write_aside
+
+FIRST = 100_000
+LEAST = 8  # characters of the text; a shorter one could be guessed
+
+
+def hidden_seeds(text: str, n: int) -> tuple[int, ...]:
+    """Return n different seeds of a text; raise `InvalidRecipe` if it is too short to be secret."""
+    if len(text.strip()) < LEAST:
+        raise InvalidRecipe(
+            f"hidden seeds come from a commit hash or a secret of at least {LEAST} characters", "hidden"
+        )
+    found: dict[int, None] = {}
+    for i in count():
+        digest = hashlib.sha256(f"spard adversary\n{text.strip()}\n{i}".encode()).digest()
+        seed = int.from_bytes(digest[:4]) >> 1
+        if seed >= FIRST:
+            found[seed] = None
+        if len(found) == n:
+            return tuple(found)
+    raise AssertionError("count() does not end")
+
+
+def commitment(text: str) -> str:
+    """Return the digest of a text, for checking it later."""
+    return hashlib.sha256(text.strip().encode()).hexdigest()
+
 
 Kind = Literal["defense", "attack", "judge", "selection"]
 GROUPS: dict[Kind, str] = {
@@ -138,3 +181,29 @@ def _digest(files: Mapping[str, Path]) -> str:
         content = files[name].read_bytes()
         whole.update(f"{name} {len(content)}\n".encode() + content)
     return f"sha256:{whole.hexdigest()}"
+
+
+RESULT, SIGNATURE = "result.json", "result.sig"
+
+
+def write_result(folder: Path, result: Mapping[str, Any], key: Ed25519PrivateKey | None) -> None:
+    """Write the result, signed if there is a key; the signature of an earlier result is removed."""
+    text = json.dumps(result, indent=1) + "\n"
+    write_aside(folder / RESULT, text)
+    (folder / SIGNATURE).unlink(missing_ok=True)
+    if key is not None:
+        write_aside(folder / SIGNATURE, json.dumps(sign_bytes(text.encode(), key), indent=2) + "\n")
+
+
+def read_result(folder: Path, public: Ed25519PublicKey | None) -> tuple[dict[str, Any], str]:
+    """Return a result and the id of the key that signed it.
+
+    Raises `NotProved` unless there is a valid signature of these bytes, by `public` if it is given.
+    """
+    try:
+        content, signature = (folder / RESULT).read_bytes(), (folder / SIGNATURE).read_bytes()
+    except OSError as error:
+        raise NotProved(f"{error.filename} cannot be read: {error.strerror}.") from error
+    key_id = check(content, signature, public, RESULT)
+    found: dict[str, Any] = json.loads(content)
+    return found, key_id
