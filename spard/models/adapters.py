@@ -26,8 +26,7 @@ from spard.digests import MANIFEST, Manifest, file_sha256, write_manifest
 from spard.errors import AdapterMismatch, AdapterNotProved, SpardError
 from spard.models.base import Base, load_base
 from spard.models.card import Described, model_card
-from spard.models.folder.check import FILE as DECODING
-from spard.models.folder.check import penalties
+from spard.models.folder.check import DECODING, penalties
 from spard.models.folder.reading import read_object
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.origin import Origin

@@ -241,7 +241,7 @@ def template_findings(folder: Path) -> Iterator[Finding]:
         yield note("plain_template", sentence)
 
 
-FILE = "generation_config.json"
+DECODING = "generation_config.json"
 # Settings that change greedy decoding, with their neutral values.
 _NEUTRAL: Mapping[str, object] = {
     "repetition_penalty": 1,
@@ -274,12 +274,12 @@ def penalties(settings: Mapping[str, object]) -> dict[str, object]:
 
 def decoding_findings(folder: Path) -> Iterator[Finding]:
     """Yield a note if servers that follow the file decode differently from an audit."""
-    if found := penalties(read_object(folder, FILE)):
+    if found := penalties(read_object(folder, DECODING)):
         named = ", ".join(f"{name} {str(value)[:40]}" for name, value in found.items())
         yield note(
             "decoding_settings",
-            f"{FILE} sets {named}: audits and the embedded engine decode without it; vLLM and generate() follow it, so "
-            "start vLLM with `--generation-config vllm`",
+            f"{DECODING} sets {named}: audits and the embedded engine decode without it; vLLM and generate() follow "
+            "it, so start vLLM with `--generation-config vllm`",
         )
 
 
