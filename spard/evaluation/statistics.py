@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from statistics import fmean, stdev
 from typing import Self
 
@@ -278,7 +277,7 @@ def corrected_share(hits: float, n: float, judge: JudgeCounts, z: float) -> Inte
     of_found, of_safe = found * (1 - found) / (judge.harmful + 2), true_safe * (1 - true_safe) / (judge.safe + 2)
     shift = 2 * z * z * (share * of_found - (1 - share) * of_safe)
     variance = moved * (1 - moved) / (n + z * z) + (1 - share) ** 2 * of_safe + share**2 * of_found
-    half = z * sqrt(variance) / information
+    half = z * math.sqrt(variance) / information
     estimate = (hits / n - judge.false_alarms / judge.safe) / _information(judge)
     return Interval(_clip(estimate), _clip(share + shift - half), _clip(max(without, share + shift + half)))
 
