@@ -19,7 +19,7 @@ import typer
 from spard.commands.verify import KnownKeys, PublicKey, Waiver
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
-from spard.release.model_facts import ProviderFacts
+from spard.release.provider_facts import ProviderFacts
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loads torch

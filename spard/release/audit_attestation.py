@@ -21,9 +21,9 @@ from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import gate, is_gated
 from spard.evaluation.results import SuiteResult
 from spard.release.manifest import key_id
-from spard.release.model_facts import ManifestFacts
 from spard.release.records import optional, read_record
 from spard.release.report import GateRecord, SafetyReport
+from spard.release.training_facts import ManifestFacts
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
