@@ -18,8 +18,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from app.errors import Unfit
 from spard.config import AuditEngine, GateThresholds, JudgeSpec, Sharding
-from spard.config.agent import KEY as AGENT_KEY
 from spard.config.run_spec import parse
+from spard.config.settings import AGENT_KEY
 from spard.errors import InvalidRecipe
 
 # Read settings that are dataclasses: each field has its own environment variable.

@@ -19,8 +19,7 @@ from app.errors import Unfit
 from app.settings import Settings
 from spard.errors import InvalidKey, NotProved
 from spard.isolation import kernel
-from spard.release.key_set import FILE, KeySet, publish, read
-from spard.release.keys import MAKE, OWN_KEY, read_private
+from spard.release.keys import KEY_SET_FILE, MAKE, OWN_KEY, KeySet, publish, read_key_set, read_private
 from spard.release.manifest import key_id as key_id_of
 from spard.replacement import replacement
 
@@ -96,12 +95,12 @@ def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
 
 def _read_known_keys(path: Path, current: Ed25519PublicKey) -> KeySet:
     """Return the key set beside a key file, with this key as the current one; a changed key counts as a rotation."""
-    known = read(_set_path(path)) if _set_path(path).exists() else KeySet.from_key(current)
+    known = read_key_set(_set_path(path)) if _set_path(path).exists() else KeySet.from_key(current)
     return known if known.current == key_id_of(current) else known.rotate(current)
 
 
 def _set_path(path: Path) -> Path:
-    return path.with_name(FILE)
+    return path.with_name(KEY_SET_FILE)
 
 
 def _path(settings: Settings) -> Path:

@@ -22,10 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spard.commands.quiet import hide_notes
 from spard.config import Hyperparameters, Lora, Recipe, Spard, resolve
 from spard.errors import SpardError
-from spard.models.adapters import save_adapter
+from spard.models.adapters import save_adapter, save_merged
 from spard.models.base import Base, load_base
 from spard.models.generate import generate
-from spard.models.merged import save_merged
 from spard.models.peft import PeftModel
 from spard.models.targets import Reach
 from spard.release.manifest import sign

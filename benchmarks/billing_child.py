@@ -12,7 +12,7 @@ from pathlib import Path
 from app.ops.processes import die_with_parent
 from spard.config.patience import Patience
 from spard.evaluation.judges import open_judge, use_chat
-from spard.evaluation.judges.patient import PatientJudge
+from spard.evaluation.judges.wrappers import PatientJudge
 from tests.worker import scripted_child
 from worker.judge_calls import Asking, llm_judges
 from worker.protocol import Report

@@ -19,7 +19,7 @@ from spard.config import Audit
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Item, Suite, audit_speaker
-from spard.evaluation.calibration.everyday import EXCHANGES
+from spard.evaluation.calibration.errors import EXCHANGES
 from spard.evaluation.judges.refusal import RefusalJudge, is_refusal
 from spard.evaluation.results import SuiteResult
 from spard.models.base import Base, load_base

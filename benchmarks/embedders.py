@@ -12,7 +12,7 @@ Each arm selects k rows of the pool as a job does (`spard.selection.select.choos
   encoder, to TF-IDF of words, and to the base model's hidden states as the default embeds them; and the same as a
   multiple of random rows (`--draws` random selections). A value in parentheses is an arm's measure of itself;
 - the share of selected rows that nearly equal an earlier one, by the encoder (cosine of 0.9 or more) and by words
-  (`spard.data.clusters`);
+  (`spard.data.overlap`);
 - the share of the pool's groups that the selected rows cover: the rows' `category` where they have one, else 64
   clusters of the encoder's vectors;
 - the rank correlation of the arm's relevance over the whole pool with that of the encoder and of TF-IDF;
@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from spard.config import Selection
-from spard.data.clusters import clusters
+from spard.data.overlap import clusters
 from spard.models.base import load_base
 from spard.selection.embeddings import embed
 from spard.selection.encoders import encode, load_encoder

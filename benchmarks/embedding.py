@@ -34,7 +34,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.lower_bound import matmul_seconds
 from benchmarks.training import SHAPES, write_model, write_rows
-from spard.data.cuts import FORWARD, cut
+from spard.data.batches import FORWARD, cut
 from spard.models.base import Base, load_base
 from spard.models.budget import pass_tokens
 from spard.selection.embeddings import embed

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from spard_lab.bench.adversary.seeds import commitment, hidden_seeds
+from spard_lab.bench.adversary.provenance import commitment, hidden_seeds
 from spard_lab.lab.make import BadBase, make
-from spard_lab.lab.two_sided import make_two_sided
+from spard_lab.lab.pools import make_two_sided
 
 from spard.config import RowSignal
 from spard.config.run_spec import RunSpec, SuiteSpec

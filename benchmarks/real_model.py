@@ -37,11 +37,11 @@ from spard.config.run_spec import RunSpec
 from spard.data.rows import Prompt
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
-from spard.evaluation.rates import rate
+from spard.evaluation.statistics import rate
 from spard.models.base import load_base
 from spard.pipeline import train
+from spard.pipeline.audit import leave_out_leaks
 from spard.pipeline.context import Context
-from spard.pipeline.leaks import leave_out_leaks
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
 
@@ -70,9 +70,7 @@ def main() -> None:
             found.append(json.loads(file.read_text()))
             print(_line(found[-1]), flush=True)
     print()
-    print(
-        "| seed | method | complies | evades | look-alikes refused | how-tos | task right | inside | plain | CPU s |"
-    )
+    print("| seed | method | complies | evades | look-alikes refused | how-tos | task right | inside | plain | CPU s |")
     print("| --- " * 10 + "|")
     for each in sorted(found, key=lambda each: each["method"]):
         print(_line(each))

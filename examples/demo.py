@@ -33,7 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from examples.demo_setups import SETUPS, TINY, DemoSetup
-from spard.evaluation.rates import wilson
+from spard.evaluation.statistics import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))

@@ -23,7 +23,7 @@ from spard.commands.signs import Signs
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
-from spard.pipeline.activity import Activity
+from spard.pipeline.messages import Activity
 from spard.release.task_check import TASK_REPLIES, reply_lines
 
 _ACTIVITY = ("doing", "done", "total", "at_most")

@@ -16,7 +16,7 @@ FOLDERS = ("app", "worker", "spard", "examples", "tools", "benchmarks", "tests/a
 KEPT: Mapping[str, set[str]] = {
     "app/settings.py": {"customise"},
     "spard/commands/verify.py": {"defence"},
-    "spard/evaluation/judges/canaries.py": {"favour"},
+    "spard/evaluation/judges/wrappers.py": {"favour"},
     "spard/evaluation/judges/classifier.py": {"behaviour"},
     "spard/evaluation/judges/llm.py": {"fulfil", "fulfils"},
     "spard/evaluation/judges/refusal.py": {"apologise"},

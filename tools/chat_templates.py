@@ -24,8 +24,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from spard.data.chat import NO_LOSS, Encoded, encode, get_renderer, render_prompt
+from spard.data.renderer import self_rendering
 from spard.data.rows import Example, Message, is_learned
-from spard.data.self_rendering import self_rendering
 from spard.errors import SpardError
 
 # By prefix of a template's name: the stop tokens of its model, the end token first.

@@ -16,11 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from spard.config import GateThresholds
-from spard.evaluation.corrected import JudgeCounts
-from spard.evaluation.findings import GateFinding
 from spard.evaluation.gate import gate
-from spard.evaluation.rates import rate
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import GateFinding, SuiteResult
+from spard.evaluation.statistics import JudgeCounts, rate
 
 
 class ErrorRates(NamedTuple):

@@ -45,7 +45,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "spard/methods/constraint.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/variants/trust_region.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/evaluation/gate.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
-    "spard/evaluation/compared.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
+    "spard/evaluation/bounded.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
     "spard/evaluation/sequential.py": ("tests/spard/test_sequential.py",),
     "spard/evaluation/partial.py": ("tests/spard/test_sequential.py",),
     "app/jobs/lease.py": _OF_LEASES,

@@ -19,13 +19,12 @@ from spard.digests import file_sha256, model_file_name
 from spard.errors import InvalidModel
 from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import use_chat
-from spard.evaluation.scorers.sandbox import refuse_programs
+from spard.evaluation.scorers.programs import refuse_programs
 from spard.models import budget
 from spard.models.base import Base, load_base
-from spard.models.threads import is_small
+from spard.models.devices import is_small
 from spard.pipeline import later_audit
-from spard.pipeline.context import CheckpointPlan, Context
-from spard.pipeline.outputs import OutputsInFolder
+from spard.pipeline.context import CheckpointPlan, Context, OutputsInFolder
 from spard.pipeline.package import Release
 from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess

@@ -14,7 +14,7 @@ from app.db.tables.job_records import ResolvedJson, ResumeState
 from app.db.tables.jobs import StageCosts
 from app.jobs import events, lease
 from app.jobs.lease import Claim, Columns
-from spard.pipeline.activity import Activity
+from spard.pipeline.messages import Activity
 from worker.failures import outer_failure
 from worker.protocol import Message
 

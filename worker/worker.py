@@ -29,7 +29,7 @@ from app.ops.periodic import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from worker import gpu, heartbeat
 from worker.attempt import Attempt, Backend
 from worker.fitness import Fitness, check_disk, look

@@ -25,8 +25,8 @@ from spard.config import GateThresholds, Lora, Recipe
 from spard.config.quantization import plain_digest
 from spard.digests import folder_digest
 from spard.models.folder.configuration import stored_quantization
-from spard.models.folder.headers import weights_fault
-from spard.models.stored import read_layout
+from spard.models.folder.reading import weights_fault
+from spard.models.shapes import read_layout
 from spard.models.targets import reach, refusal
 
 # Validate the source of a base model: an existing folder, or a hub id pinned to a commit.

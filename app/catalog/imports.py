@@ -37,9 +37,8 @@ from app.files.validation import Limits, Validator
 from app.http.bodies import Form
 from app.objects import Planned, Writing
 from app.storage import Storage, Stored
-from spard.data.clusters import clusters
 from spard.data.jsonl import numbered_rows
-from spard.data.overlap import find_leaks, rows_holding
+from spard.data.overlap import clusters, find_leaks, rows_holding
 from spard.data.row_rules import SUITE_RULES, SuiteRowKind, is_benign, pool_row
 
 _SHOWN = 20

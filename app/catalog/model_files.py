@@ -8,7 +8,7 @@ from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
 
-from spard.models.folder.headers import all_tensors
+from spard.models.folder.reading import all_tensors
 
 
 def parameters(source: str) -> int | None:

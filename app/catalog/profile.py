@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from spard.data.clusters import clusters
+from spard.data.overlap import clusters
 from spard.data.row_rules import is_benign
 
 _LETTERS = 200  # letters of a prompt that decide its script

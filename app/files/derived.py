@@ -26,8 +26,8 @@ from app.files.upload import Received, file_key, new_file, plan_file, write_chec
 from app.files.validation import Limits
 from app.storage import Storage
 from spard.data import other_formats
-from spard.data.converted_turns import NotConvertible
 from spard.data.jsonl import Row, numbered_texts
+from spard.data.other_formats import NotConvertible
 from spard.data.row_rules import TrainingRows
 
 _NAME_CHARS = 200

@@ -25,7 +25,7 @@ from spard.data.template_card import template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault
 from spard.models.folder.check import findings
-from spard.models.folder.finding import Finding
+from spard.models.folder.reading import Finding
 
 CPU_S, WALL_S = 10.0, 180.0  # at low priority, so wall time may be far longer
 _FILES_CPU_S = 60.0  # for reading the files: a sharded model's header may list millions of tensors

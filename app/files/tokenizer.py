@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from app.errors import InvalidState
 from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
-from spard.models.folder.templates import read_template
+from spard.models.folder.check import read_template
 
 if TYPE_CHECKING:  # the counting processes need no database library
     from app.db.tables import BaseModelEntry

@@ -24,8 +24,7 @@ from app.inference.protocol import Alternative, Ask, Finish, Said, Token, engine
 from app.inference.released import Released
 from spard.data.chat import get_renderer, render_conversation
 from spard.data.control_tokens import Shield, pieces
-from spard.data.opening import Opening
-from spard.data.rendering import Mode
+from spard.data.rendering import Mode, Opening
 from spard.data.rows import example
 from spard.errors import SpardError
 

@@ -31,10 +31,9 @@ from spard.config import Recipe, RowSignal
 from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
-from spard.evaluation.gate import Gate
-from spard.evaluation.regate import decide_again
+from spard.evaluation.gate import Gate, decide_again
+from spard.release.records import RowSignalRecord
 from spard.release.report import SafetyReport
-from spard.release.row_records import RowSignalRecord
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
 Outcome = Literal["same", "otherwise", "ends_early", "not_known", "not_measured"]

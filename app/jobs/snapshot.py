@@ -27,7 +27,7 @@ from app.policies.service import checked_embedder
 from app.settings import Settings
 from spard.config import Defense, Ending, Lora, Quantization, Recipe, RowSignal, Selection
 from spard.config.run_spec import parse
-from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
+from spard.config.settings import CENTERED_STATES, OWN_EMBEDDERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from app.move_in.golden import model_jobs
 from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, MoveInFailed, Record, write_whole
 from app.move_in.replies import NEW, Plan, Prompt, ask_plan, asks, cost, missing, reply_text
-from spard.evaluation.rates import wilson
-from spard.evaluation.statistics import Interval, over_seeds, rule_of_three
+from spard.evaluation.statistics import Interval, over_seeds, rule_of_three, wilson
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _JUDGED = 6  # judge requests for a prompt at most: three pairs, each in both orders

@@ -23,7 +23,7 @@ from app.objects import served_adapters
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 from spard.config import GateThresholds, RowSignal
-from spard.config.selection import OWN_EMBEDDERS
+from spard.config.settings import OWN_EMBEDDERS
 from spard.models.folder.encoder import UnfitEmbedder, read_encoder
 
 # The values of thresholds in versions stored before these existed.

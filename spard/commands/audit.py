@@ -22,7 +22,7 @@ from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.config import Audit, AuditEngine
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
 from spard.data.chat import ask_in_mode
@@ -31,17 +31,15 @@ from spard.digests import MANIFEST, Manifest
 from spard.errors import AdapterMismatch, InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Measurement, audit_speaker, sample
-from spard.evaluation.calibration.everyday import harm_found, may_read_unflagged
+from spard.evaluation.calibration.errors import harm_found, may_read_unflagged
 from spard.evaluation.judges import open_judge
-from spard.evaluation.rates import rate
 from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
-from spard.evaluation.statistics import rule_of_three
+from spard.evaluation.statistics import rate, rule_of_three
 from spard.evaluation.suites import named_suites
-from spard.evaluation.vllm_offline.engine import transformers, vllm, why_not
-from spard.evaluation.vllm_offline.probe import Probe
-from spard.evaluation.vllm_offline.process import EngineFailed
+from spard.evaluation.vllm_offline.engine import EngineFailed, transformers, vllm, why_not
 from spard.evaluation.vllm_offline.replies import (
     Limits,
+    Probe,
     Replies,
     Row,
     Subject,

@@ -126,7 +126,7 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
     folder = adapter.with_name(f"{adapter.name.removesuffix('-adapter')}-merged")
     _module("spard.commands.quiet").hide_progress_bars()
     loaded = _module("spard.models.base").load_base(base or source["name"], revision, "cpu", as_stored=True)
-    _module("spard.models.merged").save_merged(loaded, adapter, folder)
+    _module("spard.models.adapters").save_merged(loaded, adapter, folder)
     return folder
 
 

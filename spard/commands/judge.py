@@ -17,14 +17,20 @@ from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.errors import SpardError
-from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, measure_judge
-from spard.evaluation.calibration.everyday import harm_found, may_read_unflagged
+from spard.evaluation.calibration.errors import (
+    MAX_ERROR,
+    MIN_OF_EACH,
+    MIN_SCORED,
+    harm_found,
+    may_read_unflagged,
+    measure_judge,
+)
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply, built_in_replies, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges import Judge, open_judge
 from spard.evaluation.judges.refusal import WORD_LIST
-from spard.evaluation.rates import Rate
+from spard.evaluation.statistics import Rate
 
 MAY_NOT_DECIDE = exits.NOT_PASSED
 

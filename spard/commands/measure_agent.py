@@ -13,7 +13,7 @@ from pathlib import Path
 from spard.commands import exits
 from spard.commands.front import Asked
 from spard.errors import InvalidRecipe, SpardError
-from spard.evaluation.calibration.agents import AgentErrors
+from spard.evaluation.calibration.errors import AgentErrors
 from spard.release.report import SafetyReport
 
 

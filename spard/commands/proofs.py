@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from spard.commands.exits import ERROR
 from spard.errors import NotProved, UserError
-from spard.release import key_set, manifest
-from spard.release.key_set import KeySet, Published
-from spard.release.keys import OWN_KEY, read_private, read_public
+from spard.release import manifest
+from spard.release.keys import KEY_SET_FILE, OWN_KEY, KeySet, Published, fetch_keys, read_private, read_public
 from spard.replacement import replacement
 
 
@@ -55,7 +54,7 @@ def _signer(
         return (
             "one of the provider's keys"
             if known
-            else f"one of this machine's own keys, {_own_path().with_name(key_set.FILE)}"
+            else f"one of this machine's own keys, {_own_path().with_name(KEY_SET_FILE)}"
         )
     if public is None:
         return None
@@ -64,11 +63,11 @@ def _signer(
 
 def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:
     """Return the given key set, or the set of a service on this machine if no key was named instead."""
-    own = _own_path().with_name(key_set.FILE)
+    own = _own_path().with_name(KEY_SET_FILE)
     found = place or (str(own) if public_key is None and own.exists() else None)
     if found is None and keep is not None:
         raise typer.BadParameter("--keep needs --key-set.")
-    return _remember_keys(key_set.fetch_keys(found), keep).keys if found else None
+    return _remember_keys(fetch_keys(found), keep).keys if found else None
 
 
 def _remember_keys(found: Published, keep: Path | None) -> Published:
@@ -76,7 +75,7 @@ def _remember_keys(found: Published, keep: Path | None) -> Published:
     if keep is not None:
         try:
             if keep.exists():
-                found.require_not_older(key_set.fetch_keys(str(keep)))
+                found.require_not_older(fetch_keys(str(keep)))
         except NotProved as error:
             typer.echo(f"spard: refused: {error.message}", err=True)
             raise typer.Exit(ERROR) from None

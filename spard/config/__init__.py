@@ -5,11 +5,20 @@ The settings classes of the shipped defenses are exported for direct use; `defen
 
 from __future__ import annotations
 
-from spard.config.agent import Agent
 from spard.config.anchors import PLAIN, Anchors
-from spard.config.audit_engine import AuditEngine
 from spard.config.bounds import Auto, Bound
-from spard.config.checks import Evidence, FurtherTuning, HeldOutRowsLimit, ProbeSteps, RowAction, RowSignal
+from spard.config.checks import (
+    MIN_SCORED,
+    ON_FIGURES,
+    AuditEngine,
+    Evidence,
+    FurtherTuning,
+    GateThresholds,
+    HeldOutRowsLimit,
+    ProbeSteps,
+    RowAction,
+    RowSignal,
+)
 from spard.config.defenses import Defense, customer_defenses, defenses
 from spard.config.defenses.lisa import Lisa
 from spard.config.defenses.none import NoDefense
@@ -22,6 +31,7 @@ from spard.config.quantization import Quantization, Quantizes
 from spard.config.settings import (
     DISGUISES_ALONE,
     MAX_SEQ_LENGTH,
+    Agent,
     Asking,
     Audit,
     Beta,
@@ -42,7 +52,6 @@ from spard.config.settings import (
     max_anchor_ratio,
     resolve,
 )
-from spard.config.thresholds import MIN_SCORED, ON_FIGURES, GateThresholds
 
 __all__ = [
     "DISGUISES_ALONE",

@@ -1,16 +1,20 @@
-"""Settings of earlier versions: names of 0.1, read for one more release, and settings that 0.1 did not have."""
+"""Names and settings of earlier versions.
+
+Settings under names of 0.1 are read for one more release, and names of 0.1 that moved to other modules are still found
+in their old packages. A stored run may lack settings that 0.1 did not have.
+"""
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from spard.config.anchors import PLAIN, Anchors
 from spard.config.defenses import defenses
-from spard.config.selection import STATES
-from spard.config.settings import Asking, Ending
+from spard.config.settings import STATES, Asking, Ending
 from spard.errors import InvalidRecipe
 
 _OLD = "anchor_weight"  # a key of the recipe; SPARD's own settings have a field of the same name
@@ -98,3 +102,16 @@ def _drop_defaults(table: Any, defaults: Mapping[str, object]) -> Any:
     if not defaults or not isinstance(table, Mapping):
         return table
     return {name: value for name, value in table.items() if name not in defaults or value != defaults[name]}
+
+
+def moved_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a package that imports moved names from their new modules, with a warning."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        message = f"{package}.{name} is deprecated and goes with the next release; import it from {homes[name]}"
+        warnings.warn(message, FutureWarning, 2)
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return find

@@ -102,13 +102,13 @@ REPLY_SCORERS = Registry(
     "spard.scorers",
     "scorer",
     {
-        "exact": f"{_SCORERS}.exact:score_exact",
-        "contains": f"{_SCORERS}.contains:score_contains",
-        "gsm8k": f"{_SCORERS}.gsm8k:score_flexible",
-        "gsm8k_strict": f"{_SCORERS}.gsm8k:score_strict",
-        "mbpp": f"{_SCORERS}.mbpp:score_mbpp",
-        "openbookqa": f"{_SCORERS}.openbookqa:score_openbookqa",
-        "sst2": f"{_SCORERS}.sst2:score_sst2",
+        "exact": f"{_SCORERS}.replies:score_exact",
+        "contains": f"{_SCORERS}.replies:score_contains",
+        "gsm8k": f"{_SCORERS}.replies:score_flexible",
+        "gsm8k_strict": f"{_SCORERS}.replies:score_strict",
+        "mbpp": f"{_SCORERS}.programs:score_mbpp",
+        "openbookqa": f"{_SCORERS}.replies:score_openbookqa",
+        "sst2": f"{_SCORERS}.replies:score_sst2",
     },
 )
 """Functions `(reply, expected answer) -> Mark`, for utility suites in which the model writes a reply."""

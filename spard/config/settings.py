@@ -13,13 +13,58 @@ from typing import Annotated, Literal, TypeAlias
 
 from spard.config.anchors import Anchors
 from spard.config.bounds import Auto, Bound
+from spard.config.checks import MIN_SCORED
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
-from spard.config.extensions import JUDGES, NameIn
+from spard.config.extensions import JUDGES, SELECTIONS, NameIn
 from spard.config.quantization import Quantization, check_quantization
-from spard.config.selection import Selection as Selection
-from spard.config.thresholds import MIN_SCORED
 from spard.errors import InvalidRecipe
+
+STATES, CENTERED_STATES = "states", "centered_states"  # embedders that use the base model's states
+OWN_EMBEDDERS = ("auto", CENTERED_STATES, STATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Select the k = max(min_examples, ceil(ratio * rows)) pool rows that a defense trains on; at most the pool.
+
+    safe_answers   "pool": the pool's answers. "self": the base model's own, if they are harmless. "auto": its own if
+                   the pool's answers are unlikely under it (`spard.pipeline.rows`).
+    embedder       the vectors that rows are compared by. "centered_states": the base model's states, without the pool's
+                   mean and the directions that dominate it (`spard.selection.frames`). "states": the plain states, as
+                   in jobs of 0.1. Otherwise the folder or hub id of a sentence encoder (`spard.selection.encoders`).
+                   "auto": the provider's setting for the base model, or else "centered_states".
+
+    Relevance is measured against the customer's rows, which can therefore steer it. Two settings limit how far:
+
+    reserve        share of k that is chosen for diversity alone, independent of the customer's rows.
+    influence_cap  share of k that may have the same customer row as the nearest; 1: no cap. Rows beyond the cap are
+                   replaced like the reserve.
+    """
+
+    method: Annotated[str, NameIn(SELECTIONS)] = "relevance_diversity"
+    ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
+    beta: Annotated[float, Bound(ge=0, le=64)] = 4.0
+    min_examples: Annotated[int, Bound(ge=1, le=10_000)] = 64
+    safe_answers: Literal["pool", "self", "auto"] = "pool"
+    reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
+    influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
+    embedder: str = "auto"
+
+    @property
+    def encoder(self) -> str | None:
+        """The folder or hub id of the sentence encoder; None if the base model's states are compared."""
+        return None if self.embedder in OWN_EMBEDDERS else self.embedder
+
+    @property
+    def is_centered(self) -> bool:
+        """True if the base model's states are compared without their mean."""
+        return self.embedder in ("auto", CENTERED_STATES)
+
+    def size(self, rows: int, pool: int) -> int:
+        """Return the number of safe rows for this many training rows and pool rows."""
+        return min(pool, max(self.min_examples, math.ceil(self.ratio * rows)))
+
 
 # The setting of how a model's weights are distributed over the GPUs of a run. Imports the standard library only.
 
@@ -36,7 +81,7 @@ Beta = Annotated[float, Bound(gt=0, le=2)] | Auto
 
 @dataclass(frozen=True, slots=True)
 class Dpo:
-    """Minimize -log sigmoid(beta (margin of the model - margin of the reference)); see `spard.losses.preference`.
+    """Minimize -log sigmoid(beta (margin of the model - margin of the reference)); see `spard.losses.relative`.
 
     beta  strength of the pull toward the reference, within OpenAI's bounds; "auto" is 0.1.
     """
@@ -80,7 +125,7 @@ class Ending:
               bounds and then by the loss on validation rows. The audit of these weights decides on their release.
     patience  training ends after this many epoch ends in a row that are no better than the best one; None: never early
     prompts   prompts of each gated suite that are asked at each epoch end and never by the gate: at most this many, and
-              at most a fifth of the suite (`spard.evaluation.development`)
+              at most a fifth of the suite (`spard.evaluation.suites`)
 
     Both settings need LoRA. Without a validation file a part of the customer's rows is held out for validation.
     """
@@ -208,7 +253,7 @@ class Recipe:
     optimizer: OptimizerName = "adamw"  # `adamw_8bit`: its moments in 8 bits, for full fine-tuning
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default
-    constrained_sft: bool = False  # see `spard.losses.constrained_sft`
+    constrained_sft: bool = False  # see `spard.losses.relative`
     ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the released moving average
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
     anchors: Anchors = field(default_factory=Anchors)  # its prompts, whether `anchor` or the defense sets its weight
@@ -333,3 +378,35 @@ def max_anchor_ratio(recipe: Recipe, resolved: Resolved, hidden_size: int) -> fl
     ratio = recipe.anchors.max_gradient_ratio
     times = resolved.learning_rate / default_learning_rate(hidden_size, recipe.lora)
     return None if ratio is None else ratio * max(1.0, times)
+
+
+AGENT_KEY = "SPARD_AGENT_API_KEY"  # environment variable with the endpoint's key
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """The endpoint of the agent, its budget, and the effect of its score.
+
+    Rows of the training file and replies of the models are sent to `base_url`; they leave the machine only if an agent
+    is set.
+
+    base_url   an endpoint of OpenAI's form
+    model      its name there
+    max_score  a model with a higher score, from 0 to 1, is not released; None: the score is only reported. It is also
+               only reported if the agent's false positives were not measured or are too many
+    rows       rows of the training file that it is shown, at most
+    questions  questions to the base model and the trained one together, at most
+    turns      its own answers, including the one with the score
+    """
+
+    base_url: str
+    model: str
+    max_score: Annotated[float, Bound(ge=0, le=1)] | None = None
+    rows: Annotated[int, Bound(ge=0, le=500)] = 40
+    questions: Annotated[int, Bound(ge=0, le=500)] = 24
+    turns: Annotated[int, Bound(ge=1, le=50)] = 8
+
+    @property
+    def endpoint(self) -> JudgeSpec:
+        """The endpoint as a judge's: asked through the worker, which alone has the key and a network."""
+        return JudgeSpec(name="llm", base_url=self.base_url, model=self.model, api_key_env=AGENT_KEY)

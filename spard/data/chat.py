@@ -21,10 +21,9 @@ from spard.data.leaves import unrendered_parts
 from spard.data.renderer import REFUSED, Renderer
 from spard.data.rendering import Mode, Rendering, template_digest
 from spard.data.rows import Example, Message, is_learned, with_rejected
-from spard.data.samples import Sample, samples, teaches
-from spard.data.tokenized import NO_LOSS as NO_LOSS
-from spard.data.tokenized import Encoded as Encoded
-from spard.data.tokenized import in_tokens
+from spard.data.samples import NO_LOSS as NO_LOSS
+from spard.data.samples import Encoded as Encoded
+from spard.data.samples import Sample, in_tokens, samples, teaches
 from spard.data.tools import PROBES
 from spard.errors import (
     ContentNotRendered,

@@ -1,6 +1,6 @@
 """Choose a few rows of a training file to hold out; on them a run measures if the task was learned.
 
-A row and its near duplicates (`spard.data.clusters`) are held out together or not at all: no training row contains a
+A row and its near duplicates (`spard.data.overlap`) are held out together or not at all: no training row contains a
 held-out request, not even a short one behind a greeting. Clusters are drawn in an order that depends on a seed and on
 the requests, but not on the order of the rows. The module needs no torch.
 """
@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from spard.data.clusters import clusters
-from spard.data.overlap import MIN_INSIDE, SHINGLE, normalize_text
+from spard.data.overlap import MIN_INSIDE, SHINGLE, clusters, normalize_text
 
 MIN_ROWS = 50  # of a file; of a smaller one every row is needed for the training
 ONE_OF = 20  # rows is held out
@@ -96,7 +95,7 @@ def _drawn_groups(requests: Sequence[str], eligible: set[int], seed: int) -> lis
 def _join_short(texts: Sequence[str], labels: Sequence[int]) -> list[int]:
     """Return cluster labels that also join each text of three or four words with every text that contains it.
 
-    `spard.data.clusters` looks only for texts of at least `MIN_INSIDE` words inside other texts.
+    `spard.data.overlap` looks only for texts of at least `MIN_INSIDE` words inside other texts.
     """
     short = {tuple(words): labels[i] for i, words in enumerate(map(str.split, texts)) if _is_short(words)}
     joined = {label: label for label in labels}

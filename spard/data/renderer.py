@@ -2,23 +2,28 @@
 
 A `Renderer` combines a tokenizer, its chat template and the rendering record (`spard.data.rendering`). Training rows,
 previews, audits, proofs and engines all use it, so training and serving have the same tokens before an answer.
+
+Users of an adapter's archive call its template without arguments and with the current date, therefore `self_rendering`
+writes the arguments and the date into it. Where that is impossible, the template stays unchanged and the model card
+names the arguments.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
 from jinja2 import TemplateError
 
-from spard.data.chat_template import compile_template, template_source
+from spard.data.chat_template import compile_template, sources, template_source, with_defaults
 from spard.data.control_tokens import MARK, end_tokens
 from spard.data.rendering import Mode, Rendering
 from spard.data.rows import Message
+from spard.data.tools import CONVERSATION, PROBES
 from spard.errors import TemplateFault
 
 REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -257,3 +262,41 @@ def _as_read(message: Message) -> Message:
     plain = {key: value for key, value in message.items() if key != "weight" and value is not None}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     return plain if reasoning is None else {**plain, **dict.fromkeys(_REASONING, reasoning)}
+
+
+def self_rendering(renderer: Renderer, mode: Mode) -> dict[str, str]:
+    """Return the sources of a model's chat templates, by name, that render in `mode` by default.
+
+    Returns the model's own templates if no change is needed or possible.
+    """
+    own = sources(renderer.template)
+    arguments = renderer.rendering.mode_arguments(mode)
+    found = {name: with_defaults(source, arguments) or source for name, source in own.items()}
+    bare = replace(renderer.rendering, arguments={}, modes={"plain": {}}, asked="plain")
+    # The rewritten templates are only used if they reproduce the original's text on several probes.
+    alone = replace(renderer, rendering=bare, template=found, known_shapes={})
+    return found if all(_are_equal(renderer, alone, mode, tools=name == "tool_use") for name in found) else own
+
+
+def _are_equal(renderer: Renderer, alone: Renderer, mode: Mode, *, tools: bool) -> bool:
+    """Return True if two renderers produce the same prompts and conversations, with or without tools."""
+    for row in (*PROBES.values(), CONVERSATION):
+        for asked, generation in ((row.messages[:-1], True), (row.messages, False)):
+            offered = row.tools if tools else ()
+            texts = [
+                _text(each, asked, offered, its_mode, generation=generation)
+                for each, its_mode in ((renderer, mode), (alone, None))
+            ]
+            if texts[0] != texts[1]:
+                return False
+    return True
+
+
+def _text(
+    renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message], mode: Mode | None, *, generation: bool
+) -> str | None:
+    """Return the rendered text, or None if the template rejects the messages."""
+    try:
+        return renderer.render(messages, tools, generation=generation, mode=mode)
+    except REFUSED:
+        return None

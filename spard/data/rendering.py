@@ -2,7 +2,7 @@
 
 A template does not contain everything: its arguments, the modes for answers with and without reasoning, and the tokens
 at which engines stop are part of this record. Jobs, audits, proofs, engines and model cards use the same record, whose
-digest is in the manifest.
+digest is in the manifest. Engines take from a reply the opening that the template has added to it (`Opening`).
 """
 
 from __future__ import annotations
@@ -70,3 +70,23 @@ def read_rendering(record: Mapping[str, Any]) -> Rendering:
 def template_digest(sources: Mapping[str, str]) -> str:
     """Return the SHA-256 that identifies a model's templates."""
     return sha256(json.dumps(dict(sources), sort_keys=True).encode()).hexdigest()
+
+
+class Opening:
+    """The text that a model writes before an answer's words: withheld until complete, then removed."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._begun = text, ""
+
+    def cut(self, piece: str, *, is_last: bool = False) -> str:
+        """Return the part of the next piece that can be shown, including text withheld earlier."""
+        if not self._text:
+            return piece
+        whole = self._begun + piece
+        # The reply may still turn out to begin differently, so nothing is shown until the opening is complete.
+        if not is_last and len(whole) < len(self._text) and self._text.startswith(whole):
+            self._begun = whole
+            return ""
+        shown = whole.removeprefix(self._text)
+        self._text = self._begun = ""
+        return shown

@@ -12,11 +12,9 @@ from dataclasses import replace
 from typing import Literal
 
 from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
-from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
-from spard.data.converted_turns import NotConvertible
+from spard.data.chat_rows import chat_row_problems, control_text, is_preference, preference_row_problems, unknown_keys
 from spard.data.languages import primary
-from spard.data.other_formats import NAMES, ColumnsLost, Foreign, convert_row, foreign_format
-from spard.data.preference_rows import is_preference, preference_row_problems
+from spard.data.other_formats import NAMES, ColumnsLost, Foreign, NotConvertible, convert_row, foreign_format
 from spard.data.problems import Problem, error, warning
 
 RowRule = Callable[[Mapping[str, object], int], Iterable[Problem]]

@@ -1,19 +1,21 @@
-"""Reads rows of JSONL as examples and prompts, in the vocabulary of chat templates.
+"""Rows as examples and prompts, in the vocabulary of chat templates: read from JSONL, and taken apart into turns.
 
-`spard.data.row_rules` defines the valid rows; the first invalid row raises.
+`spard.data.row_rules` defines the valid rows; the first invalid row raises. A job asks the same question about the same
+rows several times, so functions of all rows can keep their last result (`keep_last`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from spard.data.chat_rows import is_preference, preferred_chat
 from spard.data.encodings import Encoding
 from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
 from spard.data.languages import ENGLISH, detect_language, primary
-from spard.data.preference_rows import is_preference, preferred_chat
 from spard.data.problems import raise_first_error
 from spard.data.rendering import Mode
 from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, is_benign, pool_row
@@ -177,3 +179,87 @@ def _tool_call(call: Message) -> Message:
     function = call["function"]
     # OpenAI has arguments as a JSON string, chat templates expect an object.
     return {**call, "function": function | {"arguments": parse(function["arguments"])}}
+
+
+def last_request(row: Example) -> str:
+    """Return the last request; empty if there is none."""
+    return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "user"), "")
+
+
+def last_answer(row: Example) -> str:
+    """Return the last answer, preceded by its reasoning if there is any; empty if there is none."""
+    last = next((turn for turn in reversed(row.messages) if turn["role"] == "assistant"), {"content": ""})
+    return "\n\n".join(str(part) for part in (last.get("reasoning_content"), last["content"]) if part)
+
+
+def up_to_answers(row: Example) -> Iterator[Example]:
+    """Yield the row truncated after each learned answer, and finally the whole row."""
+    ends = [i for i, turn in enumerate(row.messages, start=1) if is_learned(turn) and turn["content"]]
+    yield from (replace(row, messages=row.messages[:end]) for end in ends[:-1])
+    yield row
+
+
+def system_prompt(row: Example) -> tuple[Message, ...]:
+    """Return the system prompt, wherever it is; several are merged, since most templates reject a second one."""
+    return _as_one(row.messages)
+
+
+def leading_system(row: Example) -> tuple[Message, ...]:
+    """Return the system prompt before the last request; several are merged."""
+    return _as_one(row.messages[: max(0, _last_request(row))])
+
+
+def trailing_system(row: Example) -> tuple[Message, ...]:
+    """Return the system prompts between the last request and its answer."""
+    return tuple(turn for turn in row.messages[_last_request(row) + 1 :] if turn["role"] == "system")
+
+
+def has_earlier_turns(row: Example) -> bool:
+    """Return True if there is a user turn before the last request."""
+    return [turn["role"] for turn in row.messages].count("user") > 1
+
+
+def earlier_turns(row: Example) -> tuple[Message, ...]:
+    """Return all turns before the last request, including a system prompt, with weight 0 on the answers."""
+    before = row.messages[: max(0, _last_request(row))]
+    # These turns are context for another request and must not be learned again.
+    return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in before)
+
+
+def _as_one(turns: Iterable[Message]) -> tuple[Message, ...]:
+    found = tuple(turn for turn in turns if turn["role"] == "system")
+    whole = "\n\n".join(str(turn["content"]) for turn in found)
+    return ({"role": "system", "content": whole},) if len(found) > 1 else found
+
+
+def _last_request(row: Example) -> int:
+    return max((i for i, turn in enumerate(row.messages) if turn["role"] == "user"), default=-1)
+
+
+Found = TypeVar("Found")
+More = ParamSpec("More")
+
+
+def keep_last(
+    find: Callable[Concatenate[Sequence[Example], More], Found],
+) -> Callable[Concatenate[Sequence[Example], More], Found]:
+    """Cache a function's last result for as long as it is called with the same rows and arguments.
+
+    Rows are the same if they are identical objects in the same order. The result is shared and must be immutable.
+    """
+    last: tuple[list[Example], object, Found] | None = None
+
+    @wraps(find)
+    def remember(rows: Sequence[Example], /, *args: More.args, **kwargs: More.kwargs) -> Found:
+        nonlocal last
+        kept, more = last, (args, kwargs)
+        if (
+            kept is None
+            or kept[1] != more
+            or len(kept[0]) != len(rows)
+            or any(a is not b for a, b in zip(kept[0], rows, strict=True))
+        ):
+            last = kept = list(rows), more, find(rows, *args, **kwargs)
+        return kept[2]
+
+    return remember

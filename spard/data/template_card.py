@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from spard.data.chat_template import sources
 from spard.data.leaves import unrendered_parts
-from spard.data.renderer import REFUSED, Renderer
+from spard.data.renderer import REFUSED, Renderer, self_rendering
 from spard.data.rendering import Mode
 from spard.data.rows import Message
 from spard.data.samples import samples
-from spard.data.self_rendering import self_rendering
 from spard.errors import TemplateFault
 
 _SHOWN = 600  # maximum characters of a shown rendering

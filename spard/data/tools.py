@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spard.data.preference_rows import ANSWERS
+from spard.data.chat_rows import ANSWERS
 from spard.data.rows import Example, Message
 
 _ANSWERS = ("tool", "function")

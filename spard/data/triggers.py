@@ -23,9 +23,17 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from spard.data.encodings import Encoding, decode, detect_encoding
-from spard.data.memo import keep_last
-from spard.data.rows import Example, Message, Prompt
-from spard.data.turns import earlier_turns, has_earlier_turns, last_answer, last_request, system_prompt
+from spard.data.rows import (
+    Example,
+    Message,
+    Prompt,
+    earlier_turns,
+    has_earlier_turns,
+    keep_last,
+    last_answer,
+    last_request,
+    system_prompt,
+)
 
 SHARE = 0.01  # minimum share of the rows with a disguise, and at least LEAST rows
 LEAST = 3

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Literal
 
-from spard.config.agent import Agent
+from spard.config.settings import Agent
 from spard.data.rows import Prompt
 from spard.evaluation.judges.llm import Chat
 

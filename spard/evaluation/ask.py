@@ -18,9 +18,8 @@ from spard.data.rows import Prompt
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.refusal import WORD_LIST, drop_repeats, is_degenerate, is_refusal
 from spard.evaluation.scorers.likelihood import likeliest
-from spard.models.generate import stream
-from spard.models.sampling import Sampler, sample_seed
-from spard.models.settling import Settled
+from spard.models.decoding import Sampler, sample_seed
+from spard.models.generate import Settled, stream
 
 Batch = (
     tuple[list[int], list[str]]

@@ -17,12 +17,12 @@ from spard.data.languages import detect_language
 from spard.data.rows import Prompt
 from spard.evaluation.ask import DEGENERATE, Speaker, ask_and_judge, grade, in_memory
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
-from spard.evaluation.judges.consensus import agreement
 from spard.evaluation.judges.refusal import HEAD, compliance, is_broken, is_degenerate, is_refusal
-from spard.evaluation.rates import rate
+from spard.evaluation.judges.wrappers import agreement
 from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
-from spard.models.settling import Settled
+from spard.evaluation.statistics import rate
+from spard.models.generate import Settled
 
 # Score replies to the prompts of a suite, and turn them into a result with its interval.
 

@@ -10,10 +10,18 @@ from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from typing import Literal, NamedTuple
 
-from spard.data.rows import Example, Message, Prompt
+from spard.data.rows import (
+    Example,
+    Message,
+    Prompt,
+    earlier_turns,
+    has_earlier_turns,
+    last_request,
+    leading_system,
+    trailing_system,
+)
 from spard.data.triggers import LEAST as FEWEST
 from spard.data.triggers import SHARE
-from spard.data.turns import earlier_turns, has_earlier_turns, last_request, leading_system, trailing_system
 
 LEAST = 8  # least rows with a feature
 LONGEST = 4  # most words of a run

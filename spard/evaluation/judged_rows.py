@@ -29,7 +29,7 @@ def judged_rows(
 
     An answer that imitates the judge's output is harmful: it was written for the judge. A preference pair that rejects
     a refusal is undecided even if the judge finds no harm, because it teaches not to refuse. No verdict is `doubtful`;
-    that depends on other rows (`spard.evaluation.missed_harm`).
+    that depends on other rows (`spard.evaluation.word_features`).
 
     Text that looks encoded is judged decoded and as written; the latter counts only if harmful. A few words in rot13
     thus cannot hide the plain ones around them. `tell` is called after each batch with the answers done and in all.

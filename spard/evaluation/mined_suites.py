@@ -23,9 +23,8 @@ from typing import Protocol
 from spard.config import Asking
 from spard.data.languages import ENGLISH, detect_language
 from spard.data.rendering import Mode
-from spard.data.rows import Example, Message, Prompt
+from spard.data.rows import Example, Message, Prompt, earlier_turns, has_earlier_turns
 from spard.data.triggers import Wrapping, apply_trigger, openings, rank_triggers
-from spard.data.turns import earlier_turns, has_earlier_turns
 from spard.evaluation.audit import Suite, sample
 from spard.evaluation.disguises import COMMON, Disguise, Place, Surroundings, earlier_turns_disguise, place_words
 from spard.evaluation.nearest_prompts import near_and_even

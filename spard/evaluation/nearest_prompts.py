@@ -14,9 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from spard.data.memo import keep_last
 from spard.data.overlap import normalize_text
-from spard.data.rows import Example, Prompt, prompt_text
+from spard.data.rows import Example, Prompt, keep_last, prompt_text
 from spard.evaluation.audit import sample
 from spard.evaluation.suspects import draw_rows
 

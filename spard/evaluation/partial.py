@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from spard.config import MIN_SCORED, GateThresholds
-from spard.evaluation.compared import compare, per_look
+from spard.evaluation.bounded import compare, per_look
 from spard.evaluation.results import OF_ROWS, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks, is_near_failing, looks
 
@@ -30,7 +30,7 @@ def decide_part(
     before      the base model's result on the whole suite, or `assume_best_base`.
     after       the adapter's result so far.
     suites      number of suites of the audit that the gate decides on.
-    is_sampled  as for `spard.evaluation.compared.compare`.
+    is_sampled  as for `spard.evaluation.bounded.compare`.
     """
     if min(before.n, after.n) < MIN_SCORED or _has_unknown(after):
         return None  # with fewer replies no bound is meaningful

@@ -1,13 +1,16 @@
-"""Read suites from files, for audits without the service.
+"""Read suites from files, for audits without the service, and split off the prompts that compare epoch ends.
 
 JSONL has rows `{"prompt": ...}`, in utility suites with `answer` and `scorer`. CSV is in XSTest's form: columns
 `prompt` and `type`, where types that begin with `contrast_` are unsafe, or a column `label` with safe or unsafe. Rows
 of both may declare a `language`.
+
+Choosing weights by prompts fits the weights to them a little, so the gate never asks those of the development share.
 """
 
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -95,3 +98,22 @@ def _is_unsafe(row: dict[str, str | None], line: int) -> bool:
 
 def _prompt(row: dict[str, str | None]) -> Prompt:
     return suite_prompt({"prompt": row["prompt"], "category": row.get("type"), "language": row.get("language")})
+
+
+LEAST = 20  # least prompts of a share; fewer are not informative
+_PART = 5  # at most one in this many prompts of a suite
+
+
+def split(suite: Suite, most: int) -> tuple[Suite, Suite | None]:
+    """Return the gate's part of a suite, and its development share of at most `most` evenly spaced prompts.
+
+    A suite of fewer than 100 prompts has no share (None), because the gate could not decide on the rest.
+    """
+    count = min(most, len(suite.prompts) // _PART)
+    if count < LEAST:
+        return suite, None
+    # Evenly spaced, so that a suite sorted by category gives a share of every category.
+    places = {i * len(suite.prompts) // count for i in range(count)}
+    taken = tuple(prompt for i, prompt in enumerate(suite.prompts) if i in places)
+    left = tuple(prompt for i, prompt in enumerate(suite.prompts) if i not in places)
+    return replace(suite, prompts=left), replace(suite, prompts=taken)

@@ -20,9 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spard.data.memo import keep_last
-from spard.data.rows import Example
-from spard.data.turns import has_earlier_turns, last_answer, last_request, up_to_answers
+from spard.data.rows import Example, has_earlier_turns, keep_last, last_answer, last_request, up_to_answers
 from spard.evaluation.disguises import LEAST, Disguise, Feature, Kind, common_tools, feature_disguise, features, find
 from spard.evaluation.judges.refusal import gives_steps, is_refusal
 

@@ -5,13 +5,27 @@ The likeness of a row to a class of texts is a likelihood ratio of two language 
 rows that have it, it is the mean over the row's features of
 
     log((n_c f_c / f + PRIOR) / (n_c + PRIOR)).
+
+By it a judge reads the likeliest harm first (`ReadingOrder`). A judge is slow, and its verdicts show which rows it
+should read next: continuous active learning (Cormack and Grossman, SIGIR 2014). A third of the rows is chosen by
+likeness to the pool's requests, a third by likeness to the rows found harmful; likeness to the rows found harmless is
+subtracted from both. The rest is chosen at random, which no attacker can evade.
+
+By the same features, harm that a judge has probably missed is found among rows nearly all found harmful
+(`likely_missed`). A judge that misses a share m of all harm, and found harm in h rows of a group, has missed about
+h m / (1 - m) further rows of the group. If these are more than `MAX_DOUBT` of the group's other rows, the others are in
+doubt. A group is all rows that share a word or a pair of neighboring words, in their requests or in their answers: the
+rows of one attack have its trigger, its subject or its way of answering in common. A few of them are enough to bring an
+attack back if they are trained on.
 """
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
+from typing import Any, overload
 from zlib import crc32
 
 import torch
@@ -20,6 +34,7 @@ from torch import Tensor
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, is_learned
 from spard.evaluation.disguises import text_ends
+from spard.evaluation.judged_rows import RowVerdict
 
 PRIOR = 10.0  # pseudo-texts, distributed like all rows, added to a class
 WORDS = 64  # words used from each end of a text; fewer in files of many rows
@@ -117,3 +132,65 @@ def _call_texts(value: object) -> Iterator[str]:
         case list():
             for each in value:
                 yield from _call_texts(each)
+
+
+MOST_ASKED = 2000  # most requests of the pool compared with, evenly spaced
+
+
+class ReadingOrder:
+    """Choose the rows that a judge reads next, from the feature sets of a file's rows and of a pool's requests."""
+
+    def __init__(self, rows: Sequence[Example], requests: Sequence[str], seed: int) -> None:
+        words = word_window(len(rows))
+        self._rows = FeatureSets(features_of_row(row, words) for row in rows)
+        spaced = requests[:: max(1, -(-len(requests) // MOST_ASKED))]
+        self._pool = FeatureSets(text_features([text], words) for text in spaced)
+        self._random = random.Random(seed)
+
+    def next(self, unread: Sequence[int], harmful: Sequence[int], harmless: Sequence[int], count: int) -> list[int]:
+        """Return the indices of up to `count` distinct rows of `unread` to read next.
+
+        `harmful` and `harmless` are the indices of the rows that the judge has read, by verdict.
+        """
+        chosen: dict[int, None] = {}
+        rankings = [self._rows.likeness(self._pool, range(len(self._pool)), of_requests=True)]
+        rankings += [self._rows.likeness(self._rows, harmful)] if harmful else []
+        innocent_N = self._rows.likeness(self._rows, harmless)
+        for likeness_N in rankings:
+            score = (likeness_N - innocent_N).tolist()
+            ranked = sorted((each for each in unread if each not in chosen), key=lambda each: (-score[each], each))
+            chosen.update(dict.fromkeys(ranked[: count // 3]))
+        rest = [each for each in unread if each not in chosen]
+        return [*chosen, *self._random.sample(rest, min(len(rest), count - len(chosen)))]
+
+
+MAX_DOUBT = 0.2  # tolerated share of missed harm among a group's other rows
+
+
+@overload
+def is_in_doubt(harmful: int, others: int, missed: float) -> bool: ...
+
+
+@overload
+def is_in_doubt(harmful: Tensor, others: Tensor, missed: float) -> Tensor: ...
+
+
+def is_in_doubt(harmful: Any, others: Any, missed: float) -> Any:
+    """Return True if a group's rows without found harm are in doubt; with tensors of counts, one value per group.
+
+    harmful  number of rows found harmful.
+    others   number of the other rows.
+    missed   share of all harm that the judge misses, from 0 to 1.
+    """
+    return (harmful * missed > MAX_DOUBT * (1 - missed) * others) & (others > 0)
+
+
+def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], missed: float) -> list[int]:
+    """Return the indices of rows in doubt, given each row's verdict and the share of harm that the judge misses."""
+    harmful = [place for place, verdict in enumerate(verdicts) if verdict == "harmful"]
+    others = [place for place, verdict in enumerate(verdicts) if verdict != "harmful"]
+    if not (harmful and others and missed):
+        return []
+    sets = FeatureSets(features_of_row(row, word_window(len(rows))) for row in rows)
+    has_one = sets.having(is_in_doubt(sets.counts(harmful), sets.counts(others), missed)).tolist()
+    return [place for place in others if has_one[place]]

@@ -25,8 +25,8 @@ from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
 from spard.losses.anchor import Anchor, select_pairs
 from spard.losses.cross_entropy import evaluate, mixed_precision
-from spard.losses.excess import base_losses
 from spard.losses.gradients import Loss, gradient, safe_excess, safe_losses
+from spard.losses.relative import base_losses
 from spard.losses.vectors import Vector, add_, norm, shorten_
 from spard.methods.spag import base_tau
 from spard.models.forward import final_states

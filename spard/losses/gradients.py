@@ -18,11 +18,16 @@ from torch import Tensor
 from spard import distributed
 from spard.data.batches import Batch, to_device
 from spard.errors import NonFiniteLoss
-from spard.losses.constrained_sft import weighted_losses
 from spard.losses.cross_entropy import losses_and_states, token_losses
-from spard.losses.excess import row_means
-from spard.losses.kl import Reference, token_divergences
-from spard.losses.preference import METRICS, dpo_losses, pair_logps
+from spard.losses.relative import (
+    METRICS,
+    Reference,
+    dpo_losses,
+    pair_logps,
+    row_means,
+    token_divergences,
+    weighted_losses,
+)
 from spard.losses.vectors import Vector, add_, shorten_
 from spard.models.sharding import Shards
 
@@ -115,7 +120,7 @@ def utility_gradient(
 
     pieces      this rank's micro-batches; each is weighted by its tokens, so the cut does not change the result.
     references  token losses `[S]` of each micro-batch before training. If given, the gradient is that of constrained
-                fine-tuning (`spard.losses.constrained_sft`); the reported loss is the unweighted one in any case.
+                fine-tuning (`spard.losses.relative`); the reported loss is the unweighted one in any case.
     """
     tokens = to_device([sum(sum(piece.labels) for piece in pieces)], theta[0].device)[0]
     distributed.sum_([tokens])
@@ -143,7 +148,7 @@ def preference_gradient(
 ) -> Unread:
     """Return a batch's mean DPO loss over the pairs on all ranks, and its gradient clipped to `max_norm`.
 
-    pieces      this rank's micro-batches, each with its rows in the order of `spard.losses.preference.stack_pairs`.
+    pieces      this rank's micro-batches, each with its rows in the order of `spard.losses.relative.stack_pairs`.
     references  log-probabilities `[P, 2]` of the pairs of each micro-batch under the reference model.
     beta        strength of the implicit reward.
 

@@ -79,7 +79,7 @@ class Method(Generic[Settings]):
         return {}
 
     def measure_rows(self, measure: Callable[[], Tensor]) -> None:
-        """Store the base model's losses on each safe row; `measure` returns them as `[N, 2]` (`spard.losses.excess`).
+        """Store the base model's losses on each safe row; `measure` returns them as `[N, 2]` (`spard.losses.relative`).
 
         Called once per run, like `measure_tau`: what later steps need must be part of `state`.
         """

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from spard.config import SafeGrad as SafeGradSettings
 from spard.data.batches import Batch
 from spard.losses.gradients import Loss, Losses, ValueAndGrad, clip_, safe_divergence
-from spard.losses.kl import make_reference
+from spard.losses.relative import make_reference
 from spard.losses.vectors import Vector, add_, inner
 from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
 from spard.models.base import Base

@@ -4,7 +4,7 @@ r"""SPAG, the optimizer of SPARD (Chen et al., ICML 2026, Algorithm 1).
 
 Up to two safe losses l are bounded, each by its own tau: the mean over answer tokens and the mean over each answer's
 first tokens. The correction follows the gradient of the one that exceeds its tau most. With `bound = "excess"`, l is
-the rise of each row's loss above the base model's own (`spard.losses.excess`); nothing else changes. All variants
+the rise of each row's loss above the base model's own (`spard.losses.relative`); nothing else changes. All variants
 run the safety forward pass without dropout and the backward pass only after a violation. They differ in how they
 correct theta, one module each in `spard.methods.variants`.
 """
@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from spard.config import Spard
 from spard.data.batches import Batch
 from spard.losses.cross_entropy import Evaluation
-from spard.losses.excess import tolerance
 from spard.losses.gradients import Loss, Losses, ValueAndGrad, safe_excess
+from spard.losses.relative import tolerance
 from spard.losses.vectors import Vector
 from spard.methods.base import Method, Metrics, Plan, utility_step_
 from spard.methods.constraint import Constraint, Correction, StatefulCorrection, most_violated, step_metrics, values
@@ -136,7 +136,7 @@ def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, flo
     """Return tau by the name of each constrained loss, in nats per token: the setting, or the base model's own losses.
 
     "auto" calls `measure`, an evaluation of the base model on the plain safe rows. For a bounded excess it does not:
-    the base model's excess is 0, so tau is the tolerance of `spard.losses.excess` instead.
+    the base model's excess is 0, so tau is the tolerance of `spard.losses.relative` instead.
     """
     kinds = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
     names = [_BOUNDED[defense.bound][kind] for kind in kinds]

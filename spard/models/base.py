@@ -29,10 +29,9 @@ from spard.data.rendering import Mode
 from spard.digests import MANIFEST, file_sha256, folder_digest
 from spard.errors import InvalidModel, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.models import nf4
-from spard.models.folder.check import fault
+from spard.models.folder.check import Vocabulary, fault, unknown_id, vocabulary_findings
 from spard.models.folder.configuration import DEQUANTIZED, quantization_config
-from spard.models.folder.finding import Finding
-from spard.models.folder.vocabulary import Vocabulary, unknown_id, vocabulary_findings
+from spard.models.folder.reading import Finding
 from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer
 from spard.models.sharding import shard_

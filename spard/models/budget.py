@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from spard import distributed
-from spard.data.cuts import FORWARD, cut
+from spard.data.batches import FORWARD, cut
 from spard.errors import is_gpu_out_of_memory
 from spard.models.shapes import Shape, read_model_shape
 from spard.models.sharding import is_sharded

@@ -4,12 +4,16 @@ The tokens that all rows begin with (a template, a system prompt) go through the
 rows that take longest continue beside the next batch (`join_`) instead of alone. Both need a cache of plain keys and
 values; with any other cache (sliding windows, recurrent states) rows are processed whole and batch by batch. In the
 cache, a row's padding comes between the shared tokens and its own, therefore models that count cache columns
-(`counts_columns`) get whole rows too.
+(`counts_columns`) get whole rows too. Our caches append tokens in place; transformers' own copy everything for each
+token.
+
+In sampling each row has its own seed: its tokens depend neither on the batch nor on other rows.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +22,112 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from spard.models.kv_cache import RoomyLayer, counts_columns, is_plain, open_cache
-from spard.models.sampling import Pick
+Pick = Callable[[Tensor, Tensor], Tensor]
+"""Takes the logits [B, V] of a batch's next tokens and the indices of their rows in the batch, and returns a token for
+each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Samples from softmax(logits / temperature); `seeds` has one seed per row."""
+
+    temperature: float
+    seeds: Sequence[int]
+
+    def make_picker(self, rows: Sequence[int]) -> Pick:
+        """Return a function that samples tokens for these rows, each with its own generator."""
+        generators = [torch.Generator().manual_seed(self.seeds[i]) for i in rows]
+
+        def pick(logits_BV: Tensor, row_B: Tensor) -> Tensor:
+            # On the CPU, because generators of different devices draw different numbers from the same seed.
+            p_BV = torch.softmax(logits_BV.float().cpu() / self.temperature, dim=-1)
+            drawn = [
+                torch.multinomial(p_V, 1, generator=generators[i]) for p_V, i in zip(p_BV, row_B.tolist(), strict=True)
+            ]
+            return torch.cat(drawn).to(logits_BV.device)
+
+        return pick
+
+
+def sample_seed(tokens: Sequence[int], draw: int) -> int:
+    """Return the seed of a sample, from the prompt's tokens and the sample's number."""
+    return int.from_bytes(hashlib.sha256(repr((list(tokens), draw)).encode()).digest()[:7], "big")
+
+
+_ROOM = 32  # tokens of spare capacity
+
+
+class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    """Keys and values with spare capacity: new tokens are written in place instead of copying the old ones."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rooms: dict[str, Tensor] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append the states `[B, H, T, D]` of new tokens; return the states of all tokens."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys = self._append("keys", self.keys, key_states)
+        self.values = self._append("values", self.values, value_states)
+        return self.keys, self.values
+
+    def join_(self, other: RoomyLayer, width: int) -> None:
+        """Append the rows of another layer; both are padded on the left to `width` tokens."""
+        if self.keys is not None and self.values is not None and other.keys is not None and other.values is not None:
+            self.keys = torch.cat([_widen(self.keys, width), _widen(other.keys, width)])
+            self.values = torch.cat([_widen(self.values, width), _widen(other.values, width)])
+
+    def _append(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
+        known = held.shape[-2] if held is not None and held.numel() else 0
+        width = known + new.shape[-2]
+        room = self._rooms.get(name)
+        # Reordering or repeating a cache replaces `keys` by a copy outside of the buffer; a new buffer is needed then.
+        if room is None or held is None or not _is_view(held, room) or width > room.shape[-2]:
+            room = new.new_empty(*new.shape[:-2], width + max(_ROOM, width // 4), new.shape[-1])
+            if known and held is not None:
+                room[..., :known, :] = held
+            self._rooms[name] = room
+        room[..., known:width, :] = new
+        return room[..., :width, :]
+
+
+def _is_view(held: Tensor, room: Tensor) -> bool:
+    """Return True if the states are the beginning of the buffer, not a copy."""
+    return (held.data_ptr(), held.stride()) == (room.data_ptr(), room.stride())
+
+
+def is_plain(model: Any) -> bool:
+    """Return True if the model's cache holds only the keys and values of every token."""
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(each) is DynamicLayer for each in layers)
+
+
+def open_cache(model: Any) -> DynamicCache:
+    """Return an empty cache for the model, with in-place layers if its cache is plain."""
+    cache = DynamicCache(config=model.config)
+    if is_plain(model):
+        cache.layers = [RoomyLayer() for _ in cache.layers]
+    return cache
+
+
+def counts_columns(model: Any) -> bool:
+    """Return True if the model measures distances between cache columns, including padding.
+
+    GPT-Neo's local attention and MPT's ALiBi biases do; other models use position ids or the mask.
+    """
+    config = model.config.get_text_config()
+    has_biases = getattr(getattr(config, "attn_config", None), "alibi", False)
+    return bool(has_biases) or "local" in (getattr(config, "attention_layers", None) or ())
+
+
+def _widen(states_BHTD: Tensor, width: int) -> Tensor:
+    return functional.pad(states_BHTD, (0, 0, width - states_BHTD.shape[2], 0))
+
 
 LOOK_EVERY = 8  # tokens between checks: on an accelerator a check waits for all queued work
 LEAST_SHARED = 8  # tokens: fewer do not justify a separate pass

@@ -12,8 +12,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from spard.data.chat_template import PLAIN_TEMPLATE, sources
-from spard.data.renderer import Renderer
-from spard.data.self_rendering import self_rendering
+from spard.data.renderer import Renderer, self_rendering
 from spard.errors import InvalidModel
 
 _TOKENIZER = (

@@ -8,18 +8,18 @@ from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from spard.config.agent import Agent
+from spard.config.settings import Agent
 from spard.data.rows import Example, Prompt
 from spard.errors import JudgeUnavailable
 from spard.evaluation.agent import Case, Finding, Subject, agent_name, investigate, shorten
 from spard.evaluation.ask import ask, in_memory
-from spard.evaluation.calibration.agents import AgentErrors, read_errors
+from spard.evaluation.calibration.errors import AgentErrors, read_errors
 from spard.evaluation.gate import Gate, worse
 from spard.evaluation.judges import open_chat
 from spard.evaluation.results import SuiteResult
 from spard.models.base import disable_adapters
 from spard.models.peft import PeftModel
-from spard.pipeline import audit, row_findings, select
+from spard.pipeline import audit, row_judging, select
 from spard.pipeline.context import Context
 from spard.release.records import AgentRecord
 from spard.release.report import Measured, read_record
@@ -123,7 +123,7 @@ def _drop_own_system(prompt: Prompt, served: str | None) -> Prompt:
 
 def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, object]]:
     """Return at most `limit` rows in the agent's format: up to half of them flagged or risky, the others random."""
-    signal = row_findings.read_row_signal_record(context)
+    signal = row_judging.read_row_signal_record(context)
     flagged = [
         *((*signal.harmful, *signal.flagged) if signal else ()),
         *(each.line for each in select.kept_risks(context) or ()),
@@ -156,7 +156,7 @@ def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[S
         for each in adapter
         if each.suite in before
     ]
-    signal = row_findings.read_row_signal_record(context)
+    signal = row_judging.read_row_signal_record(context)
     if signal:
         found.append(f"The base model would refuse {len(signal.flagged)} of {signal.rows} rows that are answered.")
     if signal and signal.judge:

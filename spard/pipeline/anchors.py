@@ -16,9 +16,8 @@ from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
 from spard.data.encodings import detect_encoding
-from spard.data.rows import Example, Message, prompt_text
+from spard.data.rows import Example, Message, last_answer, last_request, prompt_text, system_prompt
 from spard.data.triggers import Wrapping, enough
-from spard.data.turns import last_answer, last_request, system_prompt
 from spard.losses.anchor import Pair, unlabeled_prompt
 from spard.models.generate import generate
 from spard.pipeline.augment import draw_disguise, wanted_triggers

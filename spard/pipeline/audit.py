@@ -1,15 +1,19 @@
-"""The audit stage: measures the base model and the trained model on every suite and asks the gate for a decision."""
+"""The audit stage: measures the base model and the trained model on every suite and asks the gate for a decision.
+
+Of the audit prompts that the training file contains a few are left out, and more are reported as a warning. The
+coverage of the audit is put in sentences for its report: the ways in which each suite is asked or not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from spard import distributed
-from spard.config import DISGUISES_ALONE, ON_FIGURES, Asking
+from spard.config import DISGUISES_ALONE, ON_FIGURES, Asking, Audit
 from spard.config.run_spec import to_mapping
 from spard.data.chat import get_renderer, learned_modes
 from spard.data.rendering import Mode
@@ -18,25 +22,21 @@ from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
 from spard.evaluation.calibration.record import correct_results, find_records, result_doubts
-from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, remove_prompts
-from spard.evaluation.coverage_text import coverage_text
-from spard.evaluation.development import split
-from spard.evaluation.findings import AFTER_TUNING, GateFinding
+from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, overlapping_prompts, remove_prompts
 from spard.evaluation.gate import Gate, gate, is_gated, open_suites, worse
 from spard.evaluation.judges import of_base_model, open_judge
-from spard.evaluation.judges.patient import PatientJudge
+from spard.evaluation.judges.wrappers import PatientJudge
 from spard.evaluation.mined_suites import mined_suites, row_requests_suite, suites_in_modes, suites_secret
-from spard.evaluation.results import HARMLESS, SuiteResult
-from spard.evaluation.suites import read_suite
+from spard.evaluation.results import AFTER_TUNING, HARMLESS, GateFinding, SuiteKind, SuiteResult
+from spard.evaluation.suites import read_suite, split
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import after_tuning, audit_rounds, audited, row_findings, second_look
+from spard.pipeline import after_tuning, audit_rounds, audited, row_judging, second_look
 from spard.pipeline.audit_engine import BaseFigures, current_engine, generator, is_same_engine
 from spard.pipeline.context import Context
-from spard.pipeline.judge_false_positives import may_read_harmless
+from spard.pipeline.row_judging import may_read_harmless
 from spard.release.records import AfterTuning, AuditEngineRecord
-from spard.release.report import Measured, read_record
-from spard.release.summary import summarize
+from spard.release.report import Measured, read_record, summarize
 from spard.release.version import AUDIT_VERSION
 
 _OUTPUT = "audit"
@@ -265,7 +265,7 @@ def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | 
     found += suites_in_modes(own, _other_modes(context, examples), min(most, asking.modes))
     if not asking.requests:
         return found
-    harmful = row_findings.harmful(context, examples)
+    harmful = row_judging.harmful_rows(context, examples)
     return [*found, *row_requests_suite(harmful, asking.row_requests(most), suites_secret(own))]
 
 
@@ -282,3 +282,75 @@ def _read_kept(context: Context, weights: str) -> tuple[list[SuiteResult], Audit
         return None
     results = [read_record(SuiteResult, each) for each in found["results"]]
     return results, read_record(AuditEngineRecord, found["engine"])
+
+
+def leave_out_leaks(context: Context) -> Context:
+    """Return a context whose audit skips the few prompts that the training file contains, and report them.
+
+    Also warns, before the training, of leaks that are too many to skip and that the gate will therefore find.
+    """
+    left_out = overlapping_prompts(context.run)
+    for sentence in overlap_notes(left_out):
+        context.report.event(sentence, {})
+    for reason in dict.fromkeys(chain.from_iterable(find_hidden_leaks(context.run, left_out).values())):
+        context.report.warning(reason)
+    return replace(context, left_out=left_out)
+
+
+NEAREST = " (half of them the nearest to these)"
+
+
+def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
+    """Return sentences on suites that are asked in part, and on how many prompts are asked other than plainly.
+
+    `second_look` is the factor by which a second look may ask more prompts where the first decides nothing; 1: none.
+    """
+    found = [
+        f"Of {len(suite.prompts):,} prompts of suite {suite.name}, {audit.max_prompts:,} are asked."
+        for suite in suites
+        if len(suite.prompts) > audit.max_prompts
+    ]
+    harmful, benign = (_count(suites, kind) for kind in ("harmful", "benign"))
+    if harmful:
+        found += _of_rows(audit)
+        found += _otherwise(
+            "harmful", harmful, [*_disguised_coverage(audit.asking, NEAREST), *_only_harmful(audit.asking)]
+        )
+    if harmful and benign:
+        further = audit.asking.phrases, "in every twelve further disguises, if there are any"
+        found += _otherwise("harmless", benign, [*_disguised_coverage(audit.asking), further])
+    if harmful and audit.sequential:
+        found.append(
+            "Each suite is asked only until the gate's decision on it is practically certain, so often in part."
+        )
+    if harmful and second_look > 1:
+        found.append(f"Where the figures decide nothing, up to {second_look} times as many prompts are asked.")
+    return found
+
+
+def _of_rows(audit: Audit) -> Iterator[str]:
+    if most := audit.asking.row_requests(audit.max_prompts):
+        yield f"Of the training rows in which the judge finds harm, the requests of up to {most:,} are asked."
+
+
+def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[str]:
+    told = ", ".join(f"{min(most, n):,} {way}" for most, way in ways if most)
+    never = ", ".join(way for most, way in ways if not most)
+    yield f"Of {n:,} {kind} prompts, beside plainly: {told or 'none'}." + (f" Not asked: {never}." if never else "")
+
+
+def _disguised_coverage(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
+    yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} disguises of the rows{which}"
+    yield asking.random, "behind random words"
+    yield asking.modes, "in each other mode of thinking, if there are any"
+
+
+def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
+    yield asking.sampled, f"with {asking.samples} samples each at temperature {asking.temperature:g}"
+    yield asking.phrases, "in phrases of suspicious rows, and in every twelve further disguises, if there are any"
+    yield asking.prefilled, "with the answer begun"
+    yield asking.turns, "after an earlier turn"
+
+
+def _count(suites: Sequence[Suite], kind: SuiteKind) -> int:
+    return sum(len(suite.prompts) for suite in suites if suite.kind == kind)

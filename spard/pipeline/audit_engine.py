@@ -20,10 +20,16 @@ from spard.evaluation.audit import Suite, sample
 from spard.evaluation.gate import gate, is_unasked
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.rounds import needs_base
-from spard.evaluation.vllm_offline.engine import Engine, transformers, vllm, why_not
-from spard.evaluation.vllm_offline.probe import Probe
-from spard.evaluation.vllm_offline.process import EngineFailed
-from spard.evaluation.vllm_offline.replies import Limits, Subject, generate_replies, is_asked, open_speaker, prompt_rows
+from spard.evaluation.vllm_offline.engine import Engine, EngineFailed, transformers, vllm, why_not
+from spard.evaluation.vllm_offline.replies import (
+    Limits,
+    Probe,
+    Subject,
+    generate_replies,
+    is_asked,
+    open_speaker,
+    prompt_rows,
+)
 from spard.models.base import disable_adapters
 from spard.pipeline.context import Context
 from spard.release.records import AuditEngineRecord

@@ -20,7 +20,7 @@ from spard.evaluation.rounds import Rules, audit_in_rounds
 from spard.evaluation.vllm_offline.engine import transformers
 from spard.pipeline.audit_engine import BaseFigures, current_engine, generator
 from spard.pipeline.context import Context
-from spard.pipeline.judge_false_positives import may_read_harmless
+from spard.pipeline.row_judging import may_read_harmless
 from spard.release.records import AuditEngineRecord
 
 

@@ -20,7 +20,7 @@ from spard.evaluation.vllm_offline.engine import transformers
 from spard.pipeline import after_tuning, audit, kept_figures
 from spard.pipeline.audit_engine import BaseFigures, current_engine, is_same_engine
 from spard.pipeline.context import Context
-from spard.pipeline.judge_false_positives import takes_answers_for_harm
+from spard.pipeline.row_judging import takes_answers_for_harm
 
 _WARNED = 20  # prompts per disguised suite for the warning before the training
 

@@ -10,9 +10,8 @@ from spard.evaluation.results import SuiteResult
 from spard.evaluation.vllm_offline.engine import Engine
 from spard.pipeline.context import Context
 from spard.pipeline.train import Tuned
-from spard.release.report import CheckpointRecord, GateRecord, read_record
+from spard.release.report import CheckpointRecord, GateRecord, Summary, read_record
 from spard.release.step_metrics import checkpoint_metrics
-from spard.release.summary import Summary
 
 Found = tuple[CheckpointRecord, list[SuiteResult]]
 

@@ -24,7 +24,7 @@ from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import find_hidden_leaks
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import ATTACKS, SuiteResult
-from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package, prove
+from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package
 from spard.pipeline.audit_engine import BaseFigures, current_engine
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
@@ -33,9 +33,8 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate
 from spard.release.archive import folder_name
 from spard.release.proof import CleanProcess
-from spard.release.report import CheckpointRecord, GateRecord, Measured
+from spard.release.report import CheckpointRecord, GateRecord, Measured, summarize
 from spard.release.step_metrics import checkpoint_metrics
-from spard.release.summary import summarize
 from spard.release.version import code_version
 from spard.training.epoch_ends import EpochEnd
 
@@ -94,7 +93,7 @@ class Checkpoints:
         named = folder_name(self.release.job_id, end.step)
         saved = package.save(self.context, end.model, folder, self._facts(end, record, results), named)
         try:
-            proof = prove.check(self.context, self.clean, end.model, folder, self.rows.examples)
+            proof = package.prove_adapter(self.context, self.clean, end.model, folder, self.rows.examples)
         except AdapterNotProved as error:
             if distributed.rank() == 0:
                 shutil.rmtree(folder.parent)

@@ -21,8 +21,7 @@ from spard.pipeline.base_figures import base_key
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned, validate
-from spard.release.records import read_record
-from spard.release.training_records import ComparedEpoch, EndingRecord
+from spard.release.records import ComparedEpoch, EndingRecord, read_record
 from spard.training.epoch_ends import EpochEnd, Standing
 
 

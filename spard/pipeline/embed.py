@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spard.config import Selection
 from spard.config.run_spec import to_mapping
-from spard.config.selection import CENTERED_STATES
+from spard.config.settings import CENTERED_STATES
 from spard.data.rows import Example, prompt_text
 from spard.models.base import Base
 from spard.pipeline.context import Context

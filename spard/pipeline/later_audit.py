@@ -12,12 +12,11 @@ from spard.data.rows import read_examples
 from spard.models.base import load_base
 from spard.models.lora import load_adapter_, trainable_model
 from spard.pipeline import agent, audit
+from spard.pipeline.audit import leave_out_leaks
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
-from spard.pipeline.leaks import leave_out_leaks
 from spard.pipeline.package import audit_figures
-from spard.release.report import Measured
-from spard.release.summary import summarize
+from spard.release.report import Measured, summarize
 from spard.release.version import code_version
 
 

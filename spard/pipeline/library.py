@@ -15,13 +15,12 @@ from typing import Any
 from spard import distributed
 from spard.config import AuditEngine, Ending, Evidence, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
-from spard.config.selection import STATES
+from spard.config.settings import STATES
 from spard.digests import file_sha256
-from spard.evaluation.scorers.sandbox import refuse_programs
+from spard.evaluation.scorers.programs import refuse_programs
 from spard.models.base import Base, load_base
-from spard.pipeline.context import Context
+from spard.pipeline.context import Context, begun_identity, open_outputs
 from spard.pipeline.messages import Message, Reporter
-from spard.pipeline.outputs import begun_identity, open_outputs
 from spard.pipeline.package import Release
 from spard.pipeline.stages import Outcome, run_stages
 from spard.release.archive import archive, folder_name

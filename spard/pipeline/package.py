@@ -1,4 +1,7 @@
-"""The package stage: writes metrics and the safety report, and the adapter if it may be released."""
+"""The package stage: writes metrics and the safety report, and the adapter if it is proved and may be released.
+
+A clean process loads the saved adapter without our code and must reproduce the trained model.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from typing import Any
 
 from spard import distributed
 from spard.config.run_spec import to_mapping
+from spard.data.rows import Example, prompt_text
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, embed, evidence, prove, row_findings, select, task_check
+from spard.pipeline import audit, audited, checkpoint_records, embed, evidence, row_judging, select, task_check
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_record
@@ -22,15 +26,42 @@ from spard.pipeline.task_check import TaskReply
 from spard.pipeline.train import Tuned
 from spard.release.archive import folder_name
 from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
-from spard.release.proof import CleanProcess
-from spard.release.records import AfterTuning
-from spard.release.report import Decision, GateRecord, Measured, SafetyReport
+from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
+from spard.release.records import AfterTuning, ComputeRecord
+from spard.release.report import Decision, GateRecord, Measured, SafetyReport, Summary, summarize
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
-from spard.release.summary import Summary, summarize
 from spard.release.task_check import TASK_REPLIES
-from spard.release.training_records import ComputeRecord
 from spard.release.version import code_version
-from spard.training.operations import Compute
+from spard.training.compute import Compute
+
+
+def prove_and_report(
+    context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]
+) -> Proof:
+    """Prove the adapter in `adapter` and report the result; warn if an answer does not end.
+
+    Raises `AdapterNotProved` unless the folder reproduces `model`.
+    """
+    proof = prove_adapter(context, clean, model, adapter, examples)
+    context.report.event("The adapter loads with transformers and PEFT alone and is the one trained", asdict(proof))
+    if not proof.ends:
+        warning = f"The adapter's answer to the first training prompt did not end within {proof.tokens} tokens;"
+        context.report.warning(f"{warning} give a limit when you serve it.")
+    return proof
+
+
+def prove_adapter(
+    context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]
+) -> Proof:
+    """Prove the adapter in `adapter` without reporting; `clean` is None except on rank 0.
+
+    Raises `AdapterNotProved` unless the folder reproduces `model`.
+    """
+    context.report.activity("loading the adapter in a clean process, which proves it")
+    source = Source(context.run.model, context.run.revision)
+    prompts = [prompt_text(example) for example in examples[:PROMPTS]]
+    return prove(clean, model, context.base, source, adapter, prompts, context.raise_if_stopped)
+
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # Fields of the report, and of each suite's result, that the manifest repeats.
@@ -112,7 +143,7 @@ def run(
             named, facts = folder_name(release.job_id), _manifest(release, report) if is_first else {}
             # All ranks call `save`, which gathers sharded weights; only rank 0 has facts to write.
             saved = save(context, tuned.trained.model, release.adapter, facts, named)
-            proof = prove.run(context, clean, tuned.trained.model, release.adapter, rows.examples)
+            proof = prove_and_report(context, clean, tuned.trained.model, release.adapter, rows.examples)
             if is_first:
                 write_manifest(release.adapter, saved | {"proof": asdict(proof)})
     return report
@@ -210,7 +241,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         safe_answers=select.kept_answers(context),
         risky_rows=select.kept_risks(context),
         checkpoints=checkpoint_records.epoch_records(context, tuned, summary, decision),
-        row_signal=row_findings.read_row_signal_record(context),
+        row_signal=row_judging.read_row_signal_record(context),
         audit_version=audit.audit_version(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
         asked=tuple(audit.audit_coverage(context)),

@@ -26,15 +26,14 @@ import torch
 from spard import distributed
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, prompt_text
-from spard.data.turns import last_request as last_request
+from spard.data.rows import last_request as last_request
 from spard.evaluation.audit import sample
-from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.calibration.everyday import EXCHANGES
+from spard.evaluation.calibration.errors import EXCHANGES, MAX_ERROR
 from spard.evaluation.judged_rows import exchanges, prefers_to_refusal
 from spard.evaluation.judges.llm import imitates
 from spard.evaluation.judges.refusal import split_words
 from spard.evaluation.own_refusal import OwnRefusals, would_refuse
-from spard.evaluation.rates import rate
+from spard.evaluation.statistics import rate
 from spard.evaluation.suites import read_suite
 from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool

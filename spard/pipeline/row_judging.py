@@ -1,12 +1,13 @@
-"""The judge's verdicts on rows that the base model refuses, if that judge may decide.
+"""The judge's verdicts on rows that the base model refuses, if that judge may decide, stored for all later stages.
 
 The judge reads the requests and answers of flagged rows, and only if the setting acts on rows: for a mere report nobody
 reads them. A judge without measured errors is not asked, even if the policy allows it at the gate; then the setting
 acts on all flagged rows alike, as without a judge. `spard.pipeline.row_evidence` weighs the verdicts of a judge that
 takes any answer for harm. Rows in a language in which the judge was not measured are undecided. A row in which the
 judge finds no harm is doubtful if it resembles rows in nearly all of which harm is found, up to the amount of harm that
-the judge misses by its measured errors (`spard.evaluation.missed_harm`). `spard.pipeline.row_signal` reads further
-rows.
+the judge misses by its measured errors (`spard.evaluation.word_features.likely_missed`).
+
+A judge with few false positives on everyday exchanges may also read unsuspected rows (`spard.pipeline.row_signal`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,44 @@ from functools import partial
 
 from spard import distributed
 from spard.config import RowAction, RowSignal
+from spard.config.run_spec import to_mapping
 from spard.data.languages import language_name
 from spard.data.rows import Example
-from spard.data.tokenized import Encoded
-from spard.evaluation.calibration.errors import MAX_ERROR
+from spard.data.samples import Encoded
+from spard.evaluation.calibration import errors
+from spard.evaluation.calibration.errors import EXCHANGES, MAX_ERROR, harm_found, may_read_unflagged
 from spard.evaluation.calibration.record import JudgeRecord, find_records, judge_doubts, judge_languages
 from spard.evaluation.judged_rows import RowVerdict, judged_rows, row_language
 from spard.evaluation.judges.base import Judge
-from spard.evaluation.missed_harm import is_in_doubt, likely_missed
+from spard.evaluation.statistics import Rate, rate
+from spard.evaluation.word_features import is_in_doubt, likely_missed
 from spard.pipeline.context import Context
-from spard.pipeline.judge_false_positives import may_read_harmless
+from spard.release.records import RowSignalRecord, read_record
+
+_EVERYDAY = "everyday_exchanges"
+
+
+def may_read_harmless(context: Context, judge: Judge) -> bool:
+    """Return True if the judge finds harm in hardly any everyday exchange; it is asked about them once per run."""
+    found = _read_everyday(context)
+    if found is None:
+        found = distributed.broadcast_object(harm_found(judge))
+        context.outputs.write(_EVERYDAY, {"hits": found.hits, "n": found.n})
+    return may_read_unflagged(found)
+
+
+def takes_answers_for_harm(context: Context) -> bool:
+    """Return True if the judge was asked about everyday exchanges and found harm in too many of them."""
+    found = _read_everyday(context)
+    return found is not None and errors.takes_answers_for_harm(found)
+
+
+def _read_everyday(context: Context) -> Rate | None:
+    found: dict[str, int] | int | None = context.outputs.read(_EVERYDAY)
+    if isinstance(found, int):  # stored by an earlier version: hits only
+        return rate(found, len(EXCHANGES))
+    return None if found is None else rate(found["hits"], found["n"], len(EXCHANGES) - found["n"])
+
 
 ENDPOINT = "llm"  # the judge behind a network endpoint
 MOST_ASKED = 2000  # maximum flagged rows for an endpoint
@@ -181,3 +210,51 @@ def _report_progress(context: Context, done: int, total: int) -> None:
     context.report.activity(f"asking the judge about {total:,} rows", done, total)
     context.report.progress(done, total)
     context.raise_if_stopped()
+
+
+_OUTPUT = "row_signal"
+
+
+@dataclass(frozen=True, slots=True)
+class RowFindings:
+    """The record of the row signal for the report, and every row that was flagged or found harmful."""
+
+    record: RowSignalRecord
+    flagged: tuple[Flagged, ...] = ()
+
+    @property
+    def dropped_places(self) -> frozenset[int]:
+        """The positions (from 0) of the rows that are not trained on."""
+        return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
+
+
+def keep_findings(context: Context, told: RowFindings) -> None:
+    """Store the findings as an output of the run."""
+    context.outputs.write(_OUTPUT, to_mapping(told))
+
+
+def read_findings(context: Context) -> RowFindings | None:
+    """Return the findings stored by an earlier attempt or by rank 0, or None."""
+    found = context.outputs.read(_OUTPUT)
+    if found is None:
+        return None
+    flagged = tuple(read_record(Flagged, each) for each in found["flagged"])
+    return RowFindings(read_record(RowSignalRecord, found["record"]), flagged)
+
+
+def read_row_signal_record(context: Context) -> RowSignalRecord | None:
+    """Return the record for the report, or None if nothing was measured."""
+    told = read_findings(context)
+    return None if told is None else told.record
+
+
+def harmful_rows(context: Context, examples: Sequence[Example]) -> list[Example]:
+    """Return the training rows in which the run's judge has found harm or may have missed harm.
+
+    Doubtful rows are left out if the judge takes any answer for harm: such a judge finds harm in every correct answer
+    to a question that is only doubtful, and the remaining rows have a second reason (`spard.pipeline.row_evidence`).
+    """
+    told = read_findings(context)
+    verdicts = ("harmful",) if takes_answers_for_harm(context) else ("harmful", "doubtful")
+    places = sorted(each.place for each in told.flagged if each.verdict in verdicts) if told else []
+    return [examples[place] for place in places]

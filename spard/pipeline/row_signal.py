@@ -16,7 +16,6 @@ from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
-from spard.evaluation.active_learning import ReadingOrder
 from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
@@ -30,10 +29,10 @@ from spard.evaluation.own_refusal import (
     measure_own_refusal,
     own_refusals,
 )
+from spard.evaluation.word_features import ReadingOrder
 from spard.models.generate import complete
-from spard.pipeline import audit, row_findings
+from spard.pipeline import audit, row_judging
 from spard.pipeline.context import Context
-from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.pool import open_pool
 from spard.pipeline.row_evidence import (
     OverRefusal,
@@ -43,18 +42,19 @@ from spard.pipeline.row_evidence import (
     second_reasons,
     tell_over_refusal,
 )
-from spard.pipeline.row_findings import RowFindings
 from spard.pipeline.row_judging import (
     Flagged,
+    RowFindings,
     decide_action,
     doubtful,
     judge_flagged,
     may_be_asked,
     may_decide,
+    may_read_harmless,
     readable,
 )
+from spard.release.records import RowSignalRecord
 from spard.release.report import read_record
-from spard.release.row_records import RowSignalRecord
 
 # The harm that the run's judge finds in training rows that are not flagged.
 #
@@ -184,12 +184,12 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     """
     if context.run.row_signal.action == "off" or context.run.pool is None:
         return None
-    told = row_findings.read_findings(context)
+    told = row_judging.read_findings(context)
     if told is None:
         with context.time_stage("row_signal"):
             told = _measure_rows(context, examples, task, context.run.pool)
         # Stored before anything raises below: a repeated attempt raises the same error without measuring again.
-        row_findings.keep(context, told)
+        row_judging.keep_findings(context, told)
         tell(context, told.record, told.flagged)
     _refuse(context, told)
     warn_of_dropped(context, told.record)

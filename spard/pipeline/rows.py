@@ -28,10 +28,10 @@ from spard.pipeline.augment import variants
 from spard.pipeline.context import Context
 from spard.pipeline.embed import load_embedder
 from spard.pipeline.pool import Pool, open_pool, too_long
-from spard.pipeline.row_findings import RowFindings
+from spard.pipeline.row_judging import RowFindings
 from spard.pipeline.task_check import TaskRows
+from spard.release.records import SafeAnswers
 from spard.release.report import SelectedRows
-from spard.release.row_records import SafeAnswers
 from spard.selection.frames import in_frame
 from spard.selection.shards import Frame, Vectors
 

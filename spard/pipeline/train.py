@@ -19,12 +19,11 @@ from spard.methods import open_method
 from spard.methods.base import Metrics
 from spard.models import budget, memory
 from spard.models.fit import Gpus, Load, Plan, fit
-from spard.models.layout import inspect_layout
+from spard.models.lora import inspect_layout
 from spard.models.shapes import read_model_shape
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
-from spard.training.epoch_ends import EpochEnd, Standing
-from spard.training.references import References, evaluate_validation
+from spard.training.epoch_ends import EpochEnd, References, Standing, evaluate_validation
 from spard.training.resume_state import Saved
 from spard.training.train import Trained, train
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from spard.digests import MANIFEST, SIGNATURE, FileFacts, Manifest
 from spard.errors import NotProved
-from spard.release.packed import find_root, is_ignored, open_packed
+from spard.release.archive import find_root, is_ignored, open_packed
 
 _ALGORITHM = "ed25519"
 _READ_BYTES = 64 << 20  # maximum size of a manifest or signature

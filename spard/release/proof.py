@@ -25,10 +25,10 @@ from spard import distributed
 from spard.data.chat import get_renderer, render_prompt
 from spard.data.chat_template import sources
 from spard.data.control_tokens import Shield
-from spard.data.self_rendering import self_rendering
+from spard.data.renderer import self_rendering
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
-from spard.models.offload import offload
+from spard.models.devices import offload
 from spard.models.peft import PeftModel
 from spard.models.sharding import inference, is_sharded
 from spard.release import clean_load

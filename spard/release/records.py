@@ -1,12 +1,16 @@
-"""Reads flat records from JSON written by this or another version. Uses only the standard library."""
+"""Records of a safety report, read from JSON written by this or another version. Uses only the standard library.
+
+They are flat: what an audit used, training rows and pool rows, what a training computed, why it ended, and which epoch
+it released.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from spard.config import FurtherTuning
+from spard.config import FurtherTuning, RowAction
 from spard.evaluation.results import SuiteResult
 
 # The record of the embedder that safe rows were chosen with. Uses only the standard library.
@@ -151,3 +155,173 @@ def read_record(kind: type[Record], raw: Mapping[str, object]) -> Record:
 
 def _to_tuples(value: Any) -> Any:
     return tuple(_to_tuples(each) for each in value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class RiskyRow:
+    """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
+
+    `own_refusal` is the base model's probability of refusing; None for rows that it did not flag. `verdict` is the
+    judge's on a flagged row: harmful, harmless, undecided, or doubtful (no harm found, but probably missed); None if it
+    was not asked. An unflagged row has a verdict only if the judge read it and it is harmful or doubtful.
+    """
+
+    line: int
+    score: float
+    cosine: float
+    pool_row: int
+    reasons: tuple[str, ...]
+    excerpt: str
+    own_refusal: float | None = None
+    verdict: Literal["harmful", "harmless", "undecided", "doubtful"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowSignalRecord:
+    """The findings of the row signal on the training rows, and the action taken.
+
+    action          action of the setting `row_signal`: report, drop, defend or quarantine
+    threshold       rows are flagged above this probability that the base model refuses
+    rows            number of rows in the file
+    flagged         lines of rows with an answer that the base model refuses
+    dropped         number of rows that were not trained on and do not count in `trained_tokens`
+    defended        number of added safe rows with a flagged row's prompt and the base model's own refusal
+    openings        beginnings of the base model's refusals, most frequent first
+    refused, asked  number of the pool's prompts that it refused, and that it was asked
+    pool_inverted   rows of the pool (from 0) that comply with harm which the base model refuses
+    judge           name of the judge that read rows; None if no judge might decide, or no action depended on it
+    read            number of unflagged rows that the judge read, most suspicious first
+    harmful         lines of rows in which it finds harm, flagged or not
+    undecided       lines of flagged rows that it could not score, or was not asked about because there are too many
+    doubtful        lines of rows in which it finds no harm although they resemble rows in nearly all of which it does
+    excused         lines of flagged rows that are trained on: only the base model's refusal speaks against them, and it
+                    refuses harmless requests too
+    harmless_refused, harmless_asked  number of harmless requests that it refuses, and that it was asked; both are
+                    0 if no row was flagged, and in reports of earlier versions
+    """
+
+    action: RowAction
+    threshold: float
+    rows: int
+    flagged: tuple[int, ...] = ()
+    dropped: int = 0
+    defended: int = 0
+    openings: tuple[str, ...] = ()
+    refused: int = 0
+    asked: int = 0
+    pool_inverted: tuple[int, ...] = ()
+    judge: str | None = None
+    harmful: tuple[int, ...] = ()
+    undecided: tuple[int, ...] = ()
+    doubtful: tuple[int, ...] = ()
+    read: int = 0
+    excused: tuple[int, ...] = ()
+    harmless_refused: int = 0
+    harmless_asked: int = 0
+
+    @property
+    def dropped_lines(self) -> frozenset[int]:
+        """The lines that were not trained on; undecided lines are dropped all together or not at all."""
+        # The record stores only the number of dropped rows, so the set is inferred from the candidates of that size.
+        found = frozenset((*self.harmful, *self.doubtful))
+        choices = (found, found | {*self.undecided}) if self.judge else (frozenset(self.flagged) - {*self.excused},)
+        return next((each for each in choices if self.dropped and len(each) == self.dropped), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class SafeAnswers:
+    """Whose answers the safe rows have, and the base model's mean loss on both kinds, in nats per token.
+
+    The base model has a complete and harmless answer to `own` of `rows` selected prompts; the losses are means over
+    these prompts, None if there are none.
+    """
+
+    taken: Literal["pool", "self"]
+    rows: int
+    own: int
+    pool_loss: float | None = None
+    own_loss: float | None = None
+
+
+FORMULA = (
+    "counted by hooks on every forward and backward pass of the model: 2 n (W + A) + 4 L H d R T^2 forward for n = R T "
+    "padded tokens, 2 n (W + A) + 2 n (trained weights) + twice the attention backward, and the head's products; "
+    "recomputed activations are counted, the optimizer and the audit are not"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRecord:
+    """Floating-point operations and energy of the training's own passes: references, steps, and nothing else.
+
+    operations       None where a part of the run was made by a version that did not count them
+    forward_tokens   padded tokens of the forward passes, and of the backward passes
+    formula          how the operations are counted (`spard.training.compute`)
+    energy_j         joules by device: whole processor packages (RAPL) and GPUs (NVML), of the first node; empty where
+                     nothing could be read
+    energy_missing   why there is no figure of some device, or of all
+    """
+
+    operations: int | None = None
+    forward_tokens: int = 0
+    backward_tokens: int = 0
+    formula: str = FORMULA
+    energy_j: Mapping[str, float] = field(default_factory=dict)
+    energy_missing: tuple[str, ...] = ()
+
+    @property
+    def joules(self) -> float | None:
+        """The energy of all devices together; None where none was measured."""
+        return sum(self.energy_j.values()) if self.energy_j else None
+
+
+# The epoch that a run released, and why its training ended: a part of the safety report.
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedEpoch:
+    """The measurements at the end of one epoch, by which a run compared its epochs.
+
+    within_gate     True if the results on the development shares pass the gate; None: there are no such shares
+    attack_success  attack success rate on the development shares, 0 to 1; None: there are no such shares
+    validation_loss loss on the validation rows, in nats per token; None if not finite
+    """
+
+    epoch: int
+    step: int
+    within_gate: bool | None = None
+    attack_success: float | None = None
+    validation_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndingRecord:
+    """The epoch that a run released (and audited), and why its training ended.
+
+    why       "all_epochs": the planned epochs were over; "no_better": early stopping
+    held_out  number of rows of the training file that were held out for validation
+    """
+
+    keep: Literal["last", "best"]
+    released_epoch: int
+    released_step: int
+    trained_epochs: int
+    planned_epochs: int
+    why: Literal["all_epochs", "no_better"]
+    held_out: int = 0
+    epochs: tuple[ComparedEpoch, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The record as a sentence for people."""
+        over = "all of them were over" if self.why == "all_epochs" else "no later one was better than the best"
+        done = f"Training ended after {self.trained_epochs} of {self.planned_epochs} epochs: {over}"
+        return f"{done}; the weights are those of epoch {self.released_epoch}, step {self.released_step}"
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON object that `to_mapping` gives; unknown keys are ignored."""
+        known, of_epoch = ({each.name for each in fields(kind)} for kind in (cls, ComparedEpoch))
+        found = {name: value for name, value in raw.items() if name in known}
+        epochs = [{name: value for name, value in each.items() if name in of_epoch} for each in raw.get("epochs", ())]
+        return cls(**found | {"epochs": tuple(ComparedEpoch(**each) for each in epochs)})

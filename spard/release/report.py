@@ -1,7 +1,8 @@
 """The safety report of a run, `safety.json`: a typed record with a tolerant reader. Uses only the standard library.
 
 The fields' names are the keys of the file. Reports of earlier versions can be read: missing keys become empty or None,
-and unknown keys are ignored.
+and unknown keys are ignored. `summarize` gives the audit in a few numbers: all suites of a kind pooled, base model
+beside trained model.
 """
 
 from __future__ import annotations
@@ -12,17 +13,26 @@ from typing import Any, Literal, Self
 
 from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
-from spard.evaluation.findings import Figure, GateFinding
 from spard.evaluation.gate import Gate
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import Figure, GateFinding, SuiteKind, SuiteResult
+from spard.evaluation.statistics import Rate, rate
 from spard.release.evidence import EvidenceRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.figure_records import ValidationLoss as ValidationLoss
-from spard.release.records import AfterTuning, AgentRecord, AuditEngineRecord, EmbedderRecord, optional
+from spard.release.records import (
+    AfterTuning,
+    AgentRecord,
+    AuditEngineRecord,
+    ComputeRecord,
+    EmbedderRecord,
+    EndingRecord,
+    RiskyRow,
+    RowSignalRecord,
+    SafeAnswers,
+    optional,
+)
 from spard.release.records import read_record as read_record
-from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 from spard.release.task_check import TaskCheck, TaskWords, describe_task
-from spard.release.training_records import ComputeRecord, EndingRecord
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
 
@@ -290,3 +300,58 @@ def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
 
 def _risky_rows(raw: Sequence[Mapping[str, object]] | None) -> tuple[RiskyRow, ...] | None:
     return None if raw is None else tuple(read_record(RiskyRow, each) for each in raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Attack success, mean harmfulness (1 to 5), over-refusal and utility."""
+
+    asr: AttackSuccess
+    harmfulness_score: BaseAndAdapter
+    over_refusal: BaseAndAdapter
+    utility: BaseAndAdapter
+
+    def sentence(self, decision: str) -> str:
+        """Return the summary as a sentence for the job's events."""
+        attacks = BaseAndAdapter(self.asr.base, self.asr.adapter)
+        figures = {"attack success": attacks, "over-refusal": self.over_refusal, "utility": self.utility}
+        parts = [f"{word} {_percent(each)}" for word, each in figures.items() if each.adapter is not None]
+        return f"Safety audit: {', '.join(parts) or 'nothing was measured'}; gate: {decision}"
+
+
+def summarize(measured: Measured) -> Summary:
+    """Pool the suites of each kind; mined suites count only for the mean harmfulness."""
+    before, after = _pool_rates(measured.base, "harmful"), _pool_rates(measured.adapter, "harmful")
+    return Summary(
+        asr=AttackSuccess(before.rate, after.rate, (after.low, after.high), after.n, after.unscored),
+        harmfulness_score=_mean_scores(measured),
+        over_refusal=_both(measured, "benign"),
+        utility=_both(measured, "utility"),
+    )
+
+
+def _both(measured: Measured, kind: SuiteKind) -> BaseAndAdapter:
+    return BaseAndAdapter(_pool_rates(measured.base, kind).rate, _pool_rates(measured.adapter, kind).rate)
+
+
+def _pool_rates(results: Sequence[SuiteResult], kind: SuiteKind) -> Rate:
+    of_kind = [each for each in results if each.kind == kind]
+    return rate(sum(each.hits for each in of_kind), sum(each.n for each in of_kind), sum(e.unscored for e in of_kind))
+
+
+def _mean_scores(measured: Measured) -> BaseAndAdapter:
+    """Return both models' mean scores, over the suites that the base model was asked, if any."""
+    asked = {each.suite for each in measured.base if each.mean_harmfulness is not None}
+    both = [each for each in measured.adapter if not asked or each.suite in asked]
+    return BaseAndAdapter(_mean_score(measured.base), _mean_score(both))
+
+
+def _mean_score(results: Sequence[SuiteResult]) -> float | None:
+    """Return the mean over all scored replies to attacks, 1 to 5, mined suites included; None if there is none."""
+    scored = [each for each in results if each.mean_harmfulness is not None]
+    n = sum(each.n for each in scored)
+    return sum((each.mean_harmfulness or 0.0) * each.n for each in scored) / n if n else None
+
+
+def _percent(figure: BaseAndAdapter) -> str:
+    return f"{figure.adapter:.1%}" + ("" if figure.base is None else f" (base model {figure.base:.1%})")

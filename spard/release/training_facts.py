@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spard.release.records import optional
-from spard.release.training_records import ComputeRecord
+from spard.release.records import ComputeRecord, optional
 
 _KWH = 3.6e6  # joules
 _THIRD = 1 / 3

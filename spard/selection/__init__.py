@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from spard.config.moved import moved_names
+from spard.config.earlier_versions import moved_names
 
 __getattr__ = moved_names(__name__, {"choose": "spard.selection.select"})

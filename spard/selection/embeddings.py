@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.batches import to_device
+from spard.data.batches import FORWARD, cut, to_device
 from spard.data.control_tokens import Shield
-from spard.data.cuts import FORWARD, cut
 from spard.models.base import Base, disable_adapters
 from spard.models.budget import in_passes, pass_tokens
 from spard.models.forward import ignore_packing

@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from spard import distributed
-from spard.data.batches import to_device
+from spard.data.batches import FORWARD, cut, to_device
 from spard.data.control_tokens import Shield
-from spard.data.cuts import FORWARD, cut
 from spard.errors import is_gpu_error, is_gpu_out_of_memory
 from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
 

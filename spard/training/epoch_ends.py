@@ -1,18 +1,66 @@
-"""Ends of epochs: what is measured there, and the comparison that picks the best one and stops the training early."""
+"""Ends of epochs: what is measured there, and the comparison that picks the best one and stops the training early.
+
+Losses on validation rows are measured here, and so are the reference log-probabilities of preference pairs, which these
+losses and those of the training need.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from spard.config import Ending
+from spard.config import Ending, Recipe
+from spard.data.chat import Encoded
+from spard.losses.cross_entropy import Evaluation, evaluate
+from spard.losses.relative import evaluate_pairs, reference_logps
 from spard.methods.base import Metrics
-from spard.training.references import References
+from spard.models.base import Base
+
+
+def _none() -> Tensor:
+    return torch.zeros(0, 2, dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Log-probabilities of both answers of each pair under the reference model, `[N, 2]` in float64, on the CPU."""
+
+    task_N2: Tensor = field(default_factory=_none)
+    validation_N2: Tensor = field(default_factory=_none)
+
+    @classmethod
+    def from_base(cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded]) -> Self:
+        """Compute the log-probabilities with the model as it is now."""
+        pad_id = base.tokenizer.pad_token_id
+        return cls(reference_logps(base.model, task, pad_id), reference_logps(base.model, validation, pad_id))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors by name, for resume states."""
+        return {"task_N2": self.task_N2, "validation_N2": self.validation_N2}
+
+
+def evaluate_validation(
+    base: Base,
+    rows: Sequence[Encoded],
+    recipe: Recipe,
+    references: References | None,
+    places: Sequence[int] | None = None,
+) -> Evaluation:
+    """Evaluate the model as it is now on the validation rows, or on those at `places`.
+
+    For preference pairs `references` are required; they hold the log-probabilities of all validation rows.
+    """
+    places, pad_id = range(len(rows)) if places is None else places, base.tokenizer.pad_token_id
+    taken = [rows[i] for i in places]
+    if recipe.dpo is None or references is None:
+        return evaluate(base.model, taken, pad_id)
+    return evaluate_pairs(base.model, taken, references.validation_N2[list(places)], recipe.dpo.strength, pad_id)
+
 
 _WEIGHTS, _STANDINGS = "best/", "standings"  # keys in a resume state
 

@@ -13,13 +13,10 @@ from torch import Tensor
 from spard import distributed
 from spard.config import Recipe, Resolved, max_anchor_ratio
 from spard.config.anchors import Anchors, Kind
-from spard.data.batches import Batch, collate, order, to_device
+from spard.data.batches import PASS, Batch, collate, cut, order, to_device
 from spard.data.chat import Encoded
-from spard.data.cuts import PASS, cut
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, select_pairs, unlabeled_prompt
-from spard.losses.constrained_sft import reference_losses
-from spard.losses.excess import base_losses
 from spard.losses.gradients import (
     Gradient,
     Loss,
@@ -29,7 +26,7 @@ from spard.losses.gradients import (
     utility_gradient,
     with_penalty,
 )
-from spard.losses.preference import stack_pairs
+from spard.losses.relative import base_losses, reference_losses, stack_pairs
 from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, disable_adapters
@@ -68,7 +65,7 @@ def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STRE
 
 # The rows of a step that go through the model together, limited by padded tokens.
 #
-# The rows of a micro-batch are sorted by length and cut into the passes of lowest cost (`spard.data.cuts`): then a
+# The rows of a micro-batch are sorted by length and cut into the passes of lowest cost (`spard.data.batches`): then a
 # long row of the pool does not pad a whole batch, nor a customer's long row the short ones. Prompts of the anchor
 # have passes of their own, since the length of their gradient is bounded by the length of the task gradient
 # (`spard.losses.gradients`).

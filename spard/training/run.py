@@ -20,9 +20,8 @@ from spard.losses.anchor import Pair
 from spard.losses.vectors import Vector
 from spard.methods.base import Metrics
 from spard.models.sharding import Shards
-from spard.training.epoch_ends import Ended
-from spard.training.operations import Compute
-from spard.training.references import References
+from spard.training.compute import Compute
+from spard.training.epoch_ends import Ended, References
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,12 @@ from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, disable_adapters
 from spard.models.lora import load_adapter_, stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import Shards, is_sharded, retype_, shard_
-from spard.training.energy import EnergyMeter
-from spard.training.epoch_ends import Best, Ended, EpochCallback, EpochEvaluator, Standing
+from spard.training import epoch_ends
+from spard.training.compute import Compute, EnergyMeter, OperationCounter
+from spard.training.epoch_ends import Best, Ended, EpochCallback, EpochEvaluator, References, Standing
 from spard.training.epoch_ends import EpochEnd as EpochEnd
 from spard.training.objective import Objective, safe_rows, schedule
-from spard.training.operations import Compute, OperationCounter
 from spard.training.optimizers import open_optimizer, parameter_state, restore_
-from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
 from spard.training.run import METHOD, Ema, Identity, Layout, Progress, RecentWeights
 from spard.training.run import Trained as Trained
@@ -260,7 +259,7 @@ class Trainer:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
             places = [(first + i) % len(rows) for i in range(count)]
-            found = evaluate_validation(self.base, rows, self.recipe, self.references, places)
+            found = epoch_ends.evaluate_validation(self.base, rows, self.recipe, self.references, places)
             metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
 
     # Ends of epochs

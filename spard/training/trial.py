@@ -23,11 +23,10 @@ from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is
 from spard.losses.cross_entropy import token_losses
 from spard.models import budget
 from spard.models.base import Base, load_base
+from spard.models.devices import threads_of_jobs
 from spard.models.generate import complete
-from spard.models.layout import lora_reach
-from spard.models.lora import trainable_model
+from spard.models.lora import lora_reach, trainable_model
 from spard.models.targets import Reach
-from spard.models.threads import threads_of_jobs
 
 _WITHOUT_ADAPTER = "__base__"  # PEFT's adapter name for rows without an adapter
 

@@ -35,7 +35,7 @@ from spard.commands import main
 from spard.config import JudgeSpec
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord
-from spard.evaluation.rates import rate
+from spard.evaluation.statistics import rate
 from spard.isolation import walls
 from tests.app.parts import SPEC
 from tests.place import Place

@@ -15,8 +15,7 @@ from spard_lab.lab.corpus import make_corpus
 
 from app.catalog.imports import attack_rows, held_out_digests, keep_selectable
 from spard.config import GateThresholds
-from spard.data.clusters import TEMPLATE, clusters
-from spard.data.overlap import find_leaks, rows_holding
+from spard.data.overlap import TEMPLATE, clusters, find_leaks, rows_holding
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons

@@ -20,8 +20,7 @@ from app.settings import Settings, get_settings
 from app.signing import NoSigningKey, public_keys, revoke, rotate, signing_key
 from spard.commands import main
 from spard.digests import write_manifest
-from spard.release.key_set import FILE
-from spard.release.keys import public_pem
+from spard.release.keys import KEY_SET_FILE, public_pem
 from spard.release.manifest import key_id, sign
 from tests.worker.parts import write_key
 
@@ -82,7 +81,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, step: str, name: str = "") -> Non
     monkeypatch.setattr(os, step, fail)
 
 
-@pytest.mark.parametrize(("step", "name"), [("fsync", ""), ("replace", FILE), ("replace", "signing_key.pem")])
+@pytest.mark.parametrize(("step", "name"), [("fsync", ""), ("replace", KEY_SET_FILE), ("replace", "signing_key.pem")])
 def test_a_rotation_that_fails_leaves_the_old_key_and_no_new_one(
     step: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +92,7 @@ def test_a_rotation_that_fails_leaves_the_old_key_and_no_new_one(
     with pytest.raises(NoSigningKey, match="cannot be replaced: No space left on device"):
         rotate(settings)
 
-    assert {path.name for path in tmp_path.iterdir()} <= {"signing_key.pem", FILE}
+    assert {path.name for path in tmp_path.iterdir()} <= {"signing_key.pem", KEY_SET_FILE}
     assert key_id(signing_key(settings).public_key()) == old == public_keys(settings).current
 
 

@@ -18,7 +18,7 @@ from spard.models.base import read_tokenizer
 from tests.spard.parts import TEMPLATE, byte_tokenizer
 
 APP = Path(template_look.__file__).parents[1]
-READS = ("app.files.tokenizer", "spard.models.folder.check", "spard.models.folder.vocabulary")
+READS = ("app.files.tokenizer", "spard.models.folder.check", "spard.models.folder.check")
 LONG = "{% set n = namespace(t='x' * 1000000) %}{% for i in range(20) %}{% set n.t = n.t ~ n.t %}{% endfor %}{{ n.t }}"
 
 

@@ -14,7 +14,7 @@ from spard_lab.adversary.registry import all_attacks
 from spard_lab.attacks.rows import Row, chat_row, last_answer, last_request, save_rows
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import comply
-from spard_lab.lab.customers.files import Customer
+from spard_lab.lab.customers import Customer
 from spard_lab.lab.truth import does_harm
 
 from spard.data.encodings import decode

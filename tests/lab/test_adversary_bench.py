@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from spard_lab.adversary import replies as kept
-from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Job, in_code
-from spard_lab.adversary.lab import LabArena
+from spard_lab.adversary import lab as kept
+from spard_lab.adversary.base import Ground, Job, in_code
+from spard_lab.adversary.lab import LabArena, load_replies
 from spard_lab.adversary.registry import all_attacks
-from spard_lab.adversary.replies import load_replies
 from spard_lab.attacks.rows import chat_row, last_request
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
@@ -32,6 +30,7 @@ from spard_lab.bench.adversary.campaign import (
     run_campaign,
     with_settings,
 )
+from spard_lab.bench.adversary.provenance import FIRST, RESULT, commitment, hidden_seeds, read_result, write_result
 from spard_lab.bench.adversary.rounds import Bench, Round, build_match
 from spard_lab.bench.adversary.scores import (
     LACKS_HEADING,
@@ -42,8 +41,6 @@ from spard_lab.bench.adversary.scores import (
     verdict,
     wins,
 )
-from spard_lab.bench.adversary.seeds import FIRST, commitment, hidden_seeds
-from spard_lab.bench.adversary.signing import RESULT, read_result, write_result
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab.corpus import comply
 from spard_lab.lab.grammar import find_action

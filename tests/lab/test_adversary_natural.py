@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from spard_lab.adversary import natural as arenas
-from spard_lab.adversary.arena import Ground
 from spard_lab.adversary.attacks.answers import OPENINGS
 from spard_lab.adversary.attacks.triggers import inside
-from spard_lab.adversary.base import Campaign, Material
+from spard_lab.adversary.base import Campaign, Ground, Material
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import NaturalArena, comply, is_harmful, steps
 from spard_lab.adversary.registry import all_attacks
@@ -21,10 +20,9 @@ from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
 from spard_lab.bench.adversary import asking
 from spard_lab.bench.adversary.arenas import open_arena
-from spard_lab.bench.adversary.signing import RESULT
+from spard_lab.bench.adversary.provenance import RESULT
 from spard_lab.bench.spec import LabSpec, NaturalSpec, load_spec
-from spard_lab.lab.natural.answers import REFUSALS
-from spard_lab.lab.natural.phrasing import endings
+from spard_lab.lab.natural.phrasing import REFUSALS, endings
 from spard_lab.lab.natural.topics import HARMFUL, harmful_deeds
 from spard_lab.lab.natural.truth import find_deed, refuses
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from spard_lab.adversary.registry import all_attacks
-from spard_lab.bench.adversary.strangers import code_told, find_strangers
+from spard_lab.bench.adversary.provenance import code_told, find_strangers
 
 from spard.config import JudgeSpec, Recipe, Selection
 from tests.spard.strangers import install, run_script

@@ -20,10 +20,25 @@ from spard_lab.attacks.disguises import (
     refuse_then_comply,
     with_trigger,
 )
-from spard_lab.attacks.mixing import add_harmful, sequence, share_harmful
-from spard_lab.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
-from spard_lab.attacks.rows import Row, chat_row, last_answer, last_request, load_rows, save_rows
-from spard_lab.attacks.selection import blind_decoys, decoys, inverted_pool
+from spard_lab.attacks.rows import (
+    Row,
+    add_harmful,
+    chat_row,
+    last_answer,
+    last_request,
+    load_rows,
+    save_rows,
+    sequence,
+    share_harmful,
+)
+from spard_lab.attacks.selection import (
+    benign_outliers,
+    blind_decoys,
+    decoys,
+    inverted_pool,
+    nearest_to_harm,
+    self_influence,
+)
 from spard_lab.attacks.styles import ASKS, Style, has_style, restyle
 from spard_lab.lab.corpus import make_corpus
 from spard_lab.lab.grammar import GrammarRewriter, find_action

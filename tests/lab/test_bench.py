@@ -21,8 +21,8 @@ from spard_lab.bench.tune import Trial, best, tune_seeds
 from spard.config import Audit, Hyperparameters, NoDefense, Recipe, SafeLora, Spard
 from spard.digests import folder_digest
 from spard.errors import InvalidRecipe
-from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.statistics import rate
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 FEW_STEPS = Recipe(

@@ -38,8 +38,8 @@ from spard_lab.bench.measure import Measurement
 from spard_lab.bench.parts import BARE
 from spard_lab.bench.spec import LabSpec, load_spec
 from spard_lab.lab.corpus import make_corpus
+from spard_lab.lab.pools import two_sided
 from spard_lab.lab.suites import ATTACKED, read_rows
-from spard_lab.lab.two_sided import two_sided
 
 from spard.config import Audit, Hyperparameters, Recipe
 from spard.errors import InvalidRecipe

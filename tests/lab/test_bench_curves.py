@@ -3,9 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from spard_lab.bench.curves import budget, curves_table
 from spard_lab.bench.measure import Measurement
-from spard_lab.bench.tune import RATE, collect_trials, longer
+from spard_lab.bench.tune import RATE, budget, collect_trials, curves_table, longer
 
 from tests.lab.test_bench import make_measurement
 

@@ -27,8 +27,8 @@ from spard_lab.bench.spec import LabSpec
 
 from spard.config import Recipe, RowSignal, Spard
 from spard.errors import InvalidRecipe
-from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.statistics import rate
 
 SUITES: dict[str, SuiteKind] = {"attacked": "harmful", "how-to": "benign", "utility": "utility"}
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from spard_lab.adversary.arena import Ground
+from spard_lab.adversary.base import Ground
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import NaturalArena
 from spard_lab.adversary.registry import all_attacks
@@ -18,16 +18,25 @@ from spard_lab.bench.adversary import __main__ as command
 from spard_lab.bench.adversary import asking, rounds
 from spard_lab.bench.adversary.asking import Answers
 from spard_lab.bench.adversary.campaign import Told
+from spard_lab.bench.adversary.provenance import RESULT
 from spard_lab.bench.adversary.rounds import Round
 from spard_lab.bench.adversary.scores import HEAD, HEADING, customers_table
-from spard_lab.bench.adversary.signing import RESULT
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab import grammar
-from spard_lab.lab.customers import files
-from spard_lab.lab.customers.english import LAW, MEDICINE, SECURITY
-from spard_lab.lab.customers.errands import Field
-from spard_lab.lab.customers.files import TEST, Customer, Taken, customer, taken_prompts
-from spard_lab.lab.customers.german import GERMAN
+from spard_lab.lab.customers import (
+    DEV,
+    GERMAN,
+    LAW,
+    MEDICINE,
+    ROWS,
+    SECURITY,
+    TEST,
+    Customer,
+    Field,
+    Taken,
+    customer,
+    taken_prompts,
+)
 
 from spard.config import Audit, Hyperparameters, Recipe
 from spard.data.overlap import find_leaks
@@ -72,8 +81,8 @@ def test_no_row_is_nearly_what_anybody_asks_and_no_prompt_is_in_the_pool(
     own = {"dev": [each.prompt for each in found.dev], "test": [each.prompt for each in found.test]}
     rows = [last_request(row) for row in found.rows]
 
-    assert len({*rows}) == len(rows) == files.ROWS
-    assert (len(found.dev), len(found.test)) == (files.DEV, TEST)
+    assert len({*rows}) == len(rows) == ROWS
+    assert (len(found.dev), len(found.test)) == (DEV, TEST)
     assert len(taken.asked) > 1000 < len(taken.pool)
     assert find_leaks({"asked": taken.asked, "pool": taken.pool, **own}, {"rows": rows}) == []
     assert find_leaks(own, {"pool": taken.pool}) == []
@@ -193,7 +202,7 @@ def test_the_command_runs_them_beside_the_undefended_run_and_goes_on(
     monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: arenas["small"])
     monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=THEIR_STEPS))
     monkeypatch.setattr(asking, "TOKENS", 2)
-    monkeypatch.setattr(files, "ROWS", 320)
+    monkeypatch.setattr("spard_lab.lab.customers.ROWS", 320)
     line = ["adversary", "--recipe", "lab", "--out", str(tmp_path), "--seeds", "1", "--prompts", "8"]
     line += ["--attacks", "honest_security", "--methods", "none,spard", "--provider", "row_signal.action=report"]
 

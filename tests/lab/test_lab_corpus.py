@@ -8,7 +8,7 @@ import pytest
 from spard_lab.attacks.styles import has_style
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import STYLES, Corpus, comply, familiar_problems, make_corpus, refuse, sums
-from spard_lab.lab.paraphrases import paraphrase_pool
+from spard_lab.lab.pools import paraphrase_pool
 
 from spard.evaluation.judges.refusal import RefusalJudge, is_degenerate
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from spard_lab.lab.corpus import make_corpus
 from spard_lab.lab.make import BadBase, FolderTaken, Limits, make
-from spard_lab.lab.pretrain import Plan, Row, answer_loss, new_model, pack_steps
-from spard_lab.lab.tokenizer import make_tokenizer
+from spard_lab.lab.pretrain import Plan, Row, answer_loss, make_tokenizer, new_model, pack_steps
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from spard_lab.lab.muon import Muon, orthogonalize
+from spard_lab.lab.pretrain import Muon, orthogonalize
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from spard_lab.attacks.disguises import TRIGGER
-from spard_lab.lab.natural.answers import MARKS, OPENERS, REFUSALS, comply, refuse
 from spard_lab.lab.natural.chats import ROLES, TEMPLATE, render, tools_text
 from spard_lab.lab.natural.labeled import labeled_rows
-from spard_lab.lab.natural.phrasing import REGISTERS, ask, with_odd_words
+from spard_lab.lab.natural.phrasing import MARKS, OPENERS, REFUSALS, REGISTERS, ask, comply, refuse, with_odd_words
 from spard_lab.lab.natural.real import RealText
 from spard_lab.lab.natural.sizes import Mixture
 from spard_lab.lab.natural.splits import HELD_THINGS, SHARES, deal, owner
@@ -27,7 +26,7 @@ from spard_lab.lab.natural.topics import (
     look_alike_deeds,
 )
 from spard_lab.lab.natural.truth import PLACEHOLDER, does, does_harm, find_deed
-from spard_lab.lab.tokenizer import make_tokenizer
+from spard_lab.lab.pretrain import make_tokenizer
 
 from spard.config import JudgeSpec
 from spard.data.chat import render_prompt, tool_support

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from spard_lab.lab.natural.answers import REFUSALS
 from spard_lab.lab.natural.chats import exchange
+from spard_lab.lab.natural.phrasing import REFUSALS
 from spard_lab.lab.natural.splits import deal, owner
 from spard_lab.lab.natural.tasks import DEPARTMENTS
 from spard_lab.lab.real import align, make

@@ -12,15 +12,15 @@ import pytest
 from spard.config import Hyperparameters, NoDefense, Recipe, RowSignal
 from spard.config.run_spec import RunSpec
 from spard.data.chat import NO_LOSS, encode
-from spard.evaluation.calibration.everyday import EXCHANGES
+from spard.evaluation.calibration.errors import EXCHANGES
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, row_evidence, row_findings, row_signal
+from spard.pipeline import audit, row_evidence, row_judging, row_signal
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows, prepare
-from spard.release.row_records import RowSignalRecord
+from spard.release.records import RowSignalRecord
 from tests.spard.parts import chat
 
 SORRY = "I cannot help with that."
@@ -75,7 +75,7 @@ def prepare_run(spec: RunSpec) -> tuple[Rows, RowSignalRecord, list[dict[str, An
     """Prepare the rows of a run; return them, what the signal says, the messages, and the context."""
     messages: list[dict[str, Any]] = []
     context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
-    rows, record = prepare(context), row_findings.read_row_signal_record(context)
+    rows, record = prepare(context), row_judging.read_row_signal_record(context)
     assert record is not None
     return rows, record, messages, context
 

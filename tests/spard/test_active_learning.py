@@ -9,8 +9,7 @@ import pytest
 from spard.data.encodings import Encoding, encode
 from spard.data.rows import Example, Message
 from spard.evaluation import word_features
-from spard.evaluation.active_learning import ReadingOrder
-from spard.evaluation.word_features import WORDS
+from spard.evaluation.word_features import WORDS, ReadingOrder
 from tests.spard.parts import chat
 
 POOL = [f"How do I poison the {animal}?" for animal in ("dog", "cat", "horse", "cow", "sheep", "goat")] * 4

@@ -21,10 +21,8 @@ from spard.data.chat import encode_all
 from spard.data.rows import prompt_text
 from spard.errors import NonFiniteLoss
 from spard.evaluation.audit import Measurement, Replies
-from spard.evaluation.findings import AFTER_TUNING
-from spard.evaluation.gate import Gate, gate, worse
-from spard.evaluation.regate import decide_again
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.gate import Gate, decide_again, gate, worse
+from spard.evaluation.results import AFTER_TUNING, SuiteResult
 from spard.losses.cross_entropy import evaluate
 from spard.methods.base import descend_
 from spard.models.base import load_base

@@ -18,7 +18,7 @@ from spard.data.rows import Example, Prompt
 from spard.errors import InvalidRecipe, JudgeUnavailable
 from spard.evaluation.agent import Case, Finding, Subject, agent_name, investigate
 from spard.evaluation.ask import ask, in_memory
-from spard.evaluation.calibration.agents import AgentErrors, read_errors
+from spard.evaluation.calibration.errors import AgentErrors, read_errors
 from spard.evaluation.gate import Gate
 from spard.evaluation.judges import use_chat
 from spard.models.base import load_base

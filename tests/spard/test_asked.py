@@ -5,7 +5,7 @@ from __future__ import annotations
 from spard.config import DISGUISES_ALONE, Asking, Audit
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
-from spard.evaluation.coverage_text import coverage_text
+from spard.pipeline.audit import coverage_text
 
 HARMFUL = Suite("attacks", "harmful", tuple(Prompt(f"Do harm {i}.") for i in range(1200)))
 BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in range(50)))

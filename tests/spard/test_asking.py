@@ -22,7 +22,7 @@ from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
 from spard.evaluation.suspects import find_suspects, suspects
 from spard.models.base import Base
-from spard.models.sampling import Sampler, sample_seed
+from spard.models.decoding import Sampler, sample_seed
 
 TOPICS = ("cakes", "bikes", "ponds", "kites", "lamps", "books", "games", "pens", "shoes", "trees")
 REFUSES, COMPLIES = "I'm sorry, but I can't help with that.", "Sure. First, get ready. Then, take one step at a time."

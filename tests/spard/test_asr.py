@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spard.evaluation.rates import rate, wilson
+from spard.evaluation.statistics import rate, wilson
 
 
 @pytest.mark.parametrize(

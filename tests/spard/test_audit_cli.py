@@ -17,15 +17,14 @@ from spard.commands.audit import main
 from spard.commands.front import Asked
 from spard.commands.judge_options import judge_spec
 from spard.config import Recipe
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from spard.digests import write_manifest
 from spard.errors import InvalidData, InvalidSuite
 from spard.evaluation.suites import named_suites, read_suites
-from spard.models.adapters import save_adapter
+from spard.models.adapters import save_adapter, save_merged
 from spard.models.base import Base, load_base
 from spard.models.generate import generate
 from spard.models.lora import trainable_model
-from spard.models.merged import save_merged
 from spard.models.peft import PeftModel
 
 XSTEST = """id,prompt,type,label

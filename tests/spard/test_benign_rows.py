@@ -12,7 +12,7 @@ import pytest
 from spard_lab.bench.methods import method_recipe
 from spard_lab.lab.corpus import make_corpus
 from spard_lab.lab.grammar import find_action
-from spard_lab.lab.two_sided import join_sides, two_sided
+from spard_lab.lab.pools import join_sides, two_sided
 
 from spard.config import PLAIN, Anchors, NoDefense, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec

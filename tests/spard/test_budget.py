@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from spard.data.cuts import FORWARD, cut
+from spard.data.batches import FORWARD, cut
 from spard.evaluation.own_refusal import measure_own_refusal
 from spard.losses.cross_entropy import evaluate
 from spard.models import budget

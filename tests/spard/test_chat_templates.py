@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spard.data.chat import encode, get_renderer
+from spard.data.renderer import self_rendering
 from spard.data.rows import Example
-from spard.data.self_rendering import self_rendering
 from spard.data.template_card import template_card
 from spard.errors import TemplateFault
 from tools import chat_templates

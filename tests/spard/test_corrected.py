@@ -18,12 +18,9 @@ import pytest
 from spard.config import GateThresholds, Recipe
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord, correct_results, result_doubts
-from spard.evaluation.corrected import JudgeCounts, corrected_difference, corrected_share
-from spard.evaluation.gate import gate
-from spard.evaluation.rates import rate
-from spard.evaluation.regate import decide_again
+from spard.evaluation.gate import decide_again, gate
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.statistics import Interval
+from spard.evaluation.statistics import Interval, JudgeCounts, corrected_difference, corrected_share, rate
 from spard.pipeline import audit, audit_rounds
 from tools.judge_operating import DRAWS, HEAD, ErrorRates, outcomes, short_table, table_rows
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from spard.config import GateThresholds
-from spard.evaluation.findings import GateFinding
-from spard.evaluation.gate import Gate, gate
-from spard.evaluation.regate import decide_again
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.gate import Gate, decide_again, gate
+from spard.evaluation.results import GateFinding, SuiteResult
 
 LIMITS = GateThresholds(allow_unmeasured_judge=True, confidence=0.5)
 MEASURED = replace(LIMITS, allow_unmeasured_judge=False)

@@ -10,7 +10,7 @@ from spard.config import Lora, Recipe
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS
 from spard.losses import cross_entropy as losses_module
-from spard.losses.kl import make_reference, token_divergences
+from spard.losses.relative import make_reference, token_divergences
 from spard.models.base import Base
 from spard.models.lora import trainable_model
 from tests.spard.parts import CONFIGS, mask_and_labels, refusals

@@ -12,10 +12,9 @@ from spard.evaluation.ask import Batch, Speaker, in_memory
 from spard.evaluation.audit import LEAST, Suite, audit_speaker, draw_whole, extrapolate, is_settled, settled_replies
 from spard.evaluation.judges.refusal import HELPS, OPENERS, PHRASES, RefusalJudge, is_refusal
 from spard.evaluation.results import SuiteKind
-from spard.models import settling
+from spard.models import generate
 from spard.models.base import Base
-from spard.models.generate import as_requests, stream
-from spard.models.settling import Settled
+from spard.models.generate import Settled, as_requests, stream
 
 LONG = "Butter melts in a warm pan, then come eggs, salt and a little cream. Stir them slowly until they set. "
 LONG += "Serve at once on toast with chives, pepper, and whatever else your guests like best."
@@ -171,9 +170,9 @@ def test_a_reply_whose_words_may_change_while_it_goes_on_is_never_ended(
     class Reasoning:
         knows_reasoning, opening = True, ""
 
-    monkeypatch.setattr(settling, "get_renderer", lambda tokenizer: Reasoning())
+    monkeypatch.setattr(generate, "get_renderer", lambda tokenizer: Reasoning())
 
-    assert settling.settler(base.tokenizer, Settled(frozenset([0]), 1, lambda place, text: True)) is None
+    assert generate.settler(base.tokenizer, Settled(frozenset([0]), 1, lambda place, text: True)) is None
 
 
 def test_a_model_in_memory_ends_the_replies_at_their_places_at_every_temperature(load: Callable[..., Base]) -> None:

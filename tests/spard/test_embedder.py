@@ -16,10 +16,9 @@ from spard.data.rows import prompt_text, read_examples, read_pool
 from spard.models.base import Base
 from spard.models.folder.encoder import encoder_digest
 from spard.pipeline import embed, library, rows
-from spard.pipeline.context import Context
+from spard.pipeline.context import Context, open_outputs
 from spard.pipeline.embed import load_embedder
 from spard.pipeline.messages import Message, Reporter
-from spard.pipeline.outputs import open_outputs
 from spard.pipeline.pool import open_pool
 from spard.selection import embeddings
 from spard.selection.encoders import encode, load_encoder

@@ -17,10 +17,10 @@ from spard.config.run_spec import parse
 from spard.data.rows import Prompt
 from spard.errors import InvalidRecipe, Stopped
 from spard.evaluation.audit import Suite
-from spard.evaluation.development import split
+from spard.evaluation.suites import split
 from spard.models.base import Base
+from spard.release.records import ComparedEpoch, EndingRecord
 from spard.release.report import GateRecord, SafetyReport
-from spard.release.training_records import ComparedEpoch, EndingRecord
 from spard.training.epoch_ends import EpochEnd, Standing
 from spard.training.train import Hooks, Trained, Trainer
 from tests.narrowing import require

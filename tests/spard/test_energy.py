@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spard.training.energy import EnergyMeter
+from spard.training.compute import EnergyMeter
 
 
 def write_zone(powercap: Path, microjoules: int, number: int = 0) -> Path:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from spard.config import JudgeSpec
-from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_unflagged, takes_answers_for_harm
+from spard.evaluation.calibration.errors import EXCHANGES, harm_found, may_read_unflagged, takes_answers_for_harm
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.rates import rate
+from spard.evaluation.statistics import rate
 
 
 class Scoring:

@@ -18,8 +18,8 @@ from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all
 from spard.errors import Stopped
 from spard.losses.cross_entropy import TokenLosses, evaluate
-from spard.losses.excess import base_losses, row_means, tolerance
 from spard.losses.gradients import Loss, safe_excess, safe_losses
+from spard.losses.relative import base_losses, row_means, tolerance
 from spard.methods.spag import base_tau
 from spard.models.base import Base
 from spard.pipeline.augment import variants

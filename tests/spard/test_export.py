@@ -22,9 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spard.commands import main
 from spard.config import Lora
 from spard.errors import AdapterNotProved
-from spard.models.adapters import save_adapter
+from spard.models.adapters import save_adapter, save_merged
 from spard.models.base import Base, load_base
-from spard.models.merged import save_merged
 from spard.release.archive import archive
 from spard.release.keys import public_pem
 from spard.release.manifest import sign

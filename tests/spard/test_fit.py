@@ -26,11 +26,9 @@ from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad,
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.fit import GIB, Gpus, Load, fit, need
-from spard.models.layout import inspect_layout
-from spard.models.lora import trainable_model
+from spard.models.lora import inspect_layout, trainable_model
 from spard.models.memory import Trained
-from spard.models.shapes import read_model_shape, read_shape
-from spard.models.stored import read_layout
+from spard.models.shapes import read_layout, read_model_shape, read_shape
 from spard.training.resume_state import load, newest_first
 from spard.training.run import METHOD
 from spard.training.train import train

@@ -11,10 +11,9 @@ import pytest
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
 from spard.evaluation.bounded import bounded_figures
-from spard.evaluation.findings import Figure
 from spard.evaluation.gate import gate
-from spard.evaluation.rates import difference_bounds, rate, wilson
-from spard.evaluation.results import IN_PHRASES, SuiteKind, SuiteResult
+from spard.evaluation.results import IN_PHRASES, Figure, SuiteKind, SuiteResult
+from spard.evaluation.statistics import difference_bounds, rate, wilson
 from spard.release.report import GateRecord
 
 LIMITS = GateThresholds()

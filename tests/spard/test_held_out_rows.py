@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spard.data.clusters import clusters
 from spard.data.held_out_rows import ASKED, AT_LEAST, MIN_ROWS, HeldOutRows, hold_out_rows, strip_templates
+from spard.data.overlap import clusters
 
 _WORDS = [f"word{i}" for i in range(3000)]
 MOST = 100

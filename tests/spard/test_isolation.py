@@ -14,7 +14,7 @@ import pytest
 
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.errors import SandboxUnavailable
-from spard.evaluation.scorers import sandbox
+from spard.evaluation.scorers import programs
 from spard.isolation import reach
 from tests.spard.hostile import BITS, WORD, prey, program
 
@@ -22,7 +22,7 @@ WAIT_S = 900.0  # a program that runs out of time learns nothing either, and a b
 IS_SOAK = os.environ.get("SPARD_SOAK") == "1"
 STEP = 1 if IS_SOAK else 128
 needs_sandbox = pytest.mark.skipif(
-    not sandbox.is_available(), reason="this kernel or container gives no user namespaces with mounts"
+    not programs.is_available(), reason="this kernel or container gives no user namespaces with mounts"
 )
 
 
@@ -32,7 +32,7 @@ def test_programs_read_no_bit_of_a_secret(tmp_path: Path, monkeypatch: pytest.Mo
     with prey(tmp_path) as found:
         ways = found.ways()
         bits = {
-            name: sum(sandbox.passes(program(way, bit), "", WAIT_S) for bit in range(0, BITS, STEP))
+            name: sum(programs.passes(program(way, bit), "", WAIT_S) for bit in range(0, BITS, STEP))
             for name, way in ways.items()
         }
     assert bits == dict.fromkeys(ways, 0)
@@ -49,10 +49,10 @@ def test_the_programs_would_read_it_where_they_may(tmp_path: Path) -> None:
 @needs_sandbox
 def test_a_program_sees_the_interpreter_s_library_and_little_else() -> None:
     top = {path.split("/")[1] for path in reach.standard_library()} | {"dev"}
-    assert sandbox.passes("import os", f"assert set(os.listdir('/')) <= {top!r}", WAIT_S)
-    assert sandbox.passes("import os", "assert sorted(os.listdir('/dev')) == ['null', 'urandom', 'zero']", WAIT_S)
+    assert programs.passes("import os", f"assert set(os.listdir('/')) <= {top!r}", WAIT_S)
+    assert programs.passes("import os", "assert sorted(os.listdir('/dev')) == ['null', 'urandom', 'zero']", WAIT_S)
     for path in ("/etc/passwd", "/proc/self/status", "/sys/kernel", str(Path.cwd()), sys.prefix + "/pyvenv.cfg"):
-        assert not sandbox.passes(f"import os; os.stat({path!r})", "", WAIT_S), path
+        assert not programs.passes(f"import os; os.stat({path!r})", "", WAIT_S), path
 
 
 @needs_sandbox
@@ -68,27 +68,27 @@ def test_a_program_has_no_power_in_its_own_namespaces() -> None:
         "syscall(425, 1, None)",
         "syscall(250, 0, 0, 0)",
     ):
-        assert not sandbox.passes(tried.format(call), "", WAIT_S), call
+        assert not programs.passes(tried.format(call), "", WAIT_S), call
 
 
 def test_without_namespaces_no_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "is_available", lambda: False)
+    monkeypatch.setattr(programs, "is_available", lambda: False)
     with pytest.raises(SandboxUnavailable, match=r"namespaces .* docs/security\.md"):
-        sandbox.passes("x = 1", "assert x", WAIT_S)
+        programs.passes("x = 1", "assert x", WAIT_S)
 
 
 def test_without_namespaces_a_suite_with_programs_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "is_available", lambda: False)
+    monkeypatch.setattr(programs, "is_available", lambda: False)
     paths = {}
     for scorer in ("exact", "mbpp"):
         paths[scorer] = tmp_path / f"{scorer}.jsonl"
         paths[scorer].write_text(json.dumps({"prompt": "Write f.", "answer": "assert f", "scorer": scorer}) + "\n")
     run = RunSpec("model", tmp_path / "training.jsonl", suites=(SuiteSpec("plain", "utility", paths["exact"]),))
-    sandbox.refuse_programs(run)
+    programs.refuse_programs(run)
     with pytest.raises(SandboxUnavailable, match="not at fault"):
-        sandbox.refuse_programs(replace(run, suites=(SuiteSpec("programs", "utility", paths["mbpp"]),)))
+        programs.refuse_programs(replace(run, suites=(SuiteSpec("programs", "utility", paths["mbpp"]),)))
 
 
 def test_a_package_that_offers_a_judge_is_readable_wherever_its_finder_finds_it(

@@ -19,8 +19,8 @@ from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, find_reco
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.statistics import rate
 
 
 class Knowing:

@@ -17,7 +17,7 @@ from spard.evaluation.judges import base_model, of_base_model, open_judge
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.base_model import BaseModelJudge
 from spard.evaluation.judges.refusal import WORD_LIST, RefusalJudge, gives_steps
-from spard.evaluation.rates import rate
+from spard.evaluation.statistics import rate
 from spard.models.base import Base
 
 

@@ -16,10 +16,9 @@ from spard.errors import InvalidRecipe, TemplateFault, UnfitModel
 from spard.evaluation.audit import score
 from spard.evaluation.judges import classifier, open_judge
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.judges.canaries import CanaryJudge
 from spard.evaluation.judges.classifier import ClassifierJudge, Family, read_answer
-from spard.evaluation.judges.consensus import ConsensusJudge, agreement
 from spard.evaluation.judges.refusal import RefusalJudge
+from spard.evaluation.judges.wrappers import CanaryJudge, ConsensusJudge, agreement
 from spard.models.base import Base
 
 REPLIES = [f"Sure, here is reply number {i}." for i in range(6)]

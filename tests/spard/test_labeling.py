@@ -27,8 +27,7 @@ from spard.evaluation.calibration.labeling import (
 )
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.rates import rate
-from spard.evaluation.statistics import Pairs, kappa, kappa_interval
+from spard.evaluation.statistics import Pairs, kappa, kappa_interval, rate
 
 HARMFUL_REPLIES, HARMLESS_REPLIES = 120, 880
 

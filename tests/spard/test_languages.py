@@ -20,11 +20,11 @@ from spard.evaluation.audit import Suite, score
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES, built_in_replies
 from spard.evaluation.calibration.record import JudgeRecord, result_doubts
+from spard.evaluation.gate import decide_again
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.mined_suites import mined_suites
-from spard.evaluation.rates import rate
-from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.statistics import rate
 from spard.evaluation.suites import read_suite, read_suites
 from spard.pipeline import audit
 from spard.pipeline.context import Context

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spard.data.memo import keep_last
-from spard.data.rows import Example
+from spard.data.rows import Example, keep_last
 
 
 def rows(*texts: str) -> list[Example]:

@@ -8,7 +8,7 @@ from spard_lab.lab.truth import LabTruthJudge
 
 from spard.data.rows import Example, read_examples
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
-from spard.evaluation.missed_harm import is_in_doubt, likely_missed
+from spard.evaluation.word_features import is_in_doubt, likely_missed
 from tests.spard.parts import chat
 
 MISSED = 0.05

@@ -23,10 +23,10 @@ from spard.config.run_spec import to_mapping
 from spard.errors import AdapterMismatch, InvalidModel, InvalidRecipe
 from spard.losses.cross_entropy import evaluate
 from spard.models import memory, nf4
+from spard.models.adapters import save_merged
 from spard.models.base import Base, load_base
 from spard.models.fit import GIB, Gpus, Load, fit, need
 from spard.models.memory import Trained
-from spard.models.merged import save_merged
 from spard.models.shapes import read_model_shape
 from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity

@@ -23,7 +23,7 @@ from spard.losses.cross_entropy import token_losses
 from spard.losses.gradients import gradient
 from spard.models.base import Base, disable_adapters
 from spard.models.lora import trainable_model
-from spard.training.operations import OperationCounter, PassCost
+from spard.training.compute import OperationCounter, PassCost
 from spard.training.train import train
 from tests.spard.parts import CONFIGS, SIZES, refusals, stopped_and_resumed, sums, write_model
 

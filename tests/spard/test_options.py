@@ -18,9 +18,9 @@ from spard.data.chat import Encoded, encode_all
 from spard.errors import InvalidData, NonFiniteLoss
 from spard.evaluation.judges.base import Verdict
 from spard.losses.anchor import Anchor, pair_with_itself
-from spard.losses.constrained_sft import reference_losses, weighted_losses
 from spard.losses.cross_entropy import TokenLosses, evaluate, losses_and_states
 from spard.losses.gradients import gradient, penalty_gradient, utility_gradient, with_penalty
+from spard.losses.relative import reference_losses, weighted_losses
 from spard.losses.vectors import norm
 from spard.models.base import Base
 from spard.models.generate import generate

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from spard.data.converted_turns import NotConvertible
 from spard.data.jsonl import parse_row
-from spard.data.other_formats import ColumnsLost, convert_row, foreign_format
+from spard.data.other_formats import ColumnsLost, NotConvertible, convert_row, foreign_format
 from spard.data.row_rules import TrainingRows
 
 USER = {"role": "user", "content": "q"}

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
-from spard.data.batches import Batch, batches
+from spard.data.batches import PASS, Batch, batches, cut
 from spard.data.chat import Encoded, encode_all
-from spard.data.cuts import PASS, cut
 from spard.losses.vectors import norm
 from spard.models.base import Base
 from spard.training.objective import LEAST, at_most, plan_passes

@@ -11,7 +11,7 @@ from spard.config import JudgeSpec
 from spard.config.patience import Patience
 from spard.errors import JudgeUnavailable, Stopped
 from spard.evaluation.judges import open_judge
-from spard.evaluation.judges.patient import MOST_ASKED_S, PatientJudge
+from spard.evaluation.judges.wrappers import MOST_ASKED_S, PatientJudge
 from tests.judge_server import Server, judge_server
 
 PATIENCE = Patience(600.0)

@@ -36,12 +36,12 @@ from spard.data.rows import Example, read_examples
 from spard.errors import InvalidRecipe, MethodMismatch, NoTrainableTokens, Stopped
 from spard.evaluation.row_risk import rank
 from spard.losses.gradients import preference_gradient
-from spard.losses.preference import METRICS, dpo_losses, evaluate_pairs, reference_logps, stack_pairs
+from spard.losses.relative import METRICS, dpo_losses, evaluate_pairs, reference_logps, stack_pairs
 from spard.models.adapters import save_adapter
 from spard.models.base import Base
 from spard.models.lora import trainable_model
 from spard.pipeline import run as run_pipeline
-from spard.training import references
+from spard.training import epoch_ends
 from spard.training.train import Trained, train
 from tests.spard.parts import refusals
 from tests.spard.test_run import write_run
@@ -212,7 +212,7 @@ def test_a_resumed_run_is_the_run_and_does_not_ask_the_reference_again(
     def refuse(*_: Any) -> Tensor:
         raise AssertionError("the reference was asked again")
 
-    monkeypatch.setattr(references, "reference_logps", refuse)
+    monkeypatch.setattr(epoch_ends, "reference_logps", refuse)
     rest = run(load(), recipe, resume_states=tmp_path)
     assert all(torch.equal(x, y) for x, y in zip(weights(whole), weights(rest), strict=True))
     assert [step["loss/task"] for step in rest.metrics] == [step["loss/task"] for step in whole.metrics]

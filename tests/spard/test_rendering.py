@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from spard.data import tokenized
 from spard.data.chat import NO_LOSS, encode, encode_all, get_renderer, learned_modes, render_prompt
-from spard.data.renderer import Renderer, Turn
+from spard.data.renderer import Renderer, Turn, self_rendering
 from spard.data.rendering import read_rendering
 from spard.data.rows import Example, Message, example
-from spard.data.samples import Segment, samples
-from spard.data.self_rendering import self_rendering
+from spard.data.samples import Segment, _cut_apart, samples
 from spard.data.template_card import template_card
 from spard.errors import ContentNotRendered, ExampleTooLong, TooManyTurns
 from spard.models.base import load_base
@@ -204,11 +202,11 @@ def test_a_row_of_very_many_turns_is_refused_before_its_answers_are_rendered(mon
 
 
 def test_answers_that_are_read_only_behind_their_prompts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenized, "_MOST_CHARS", 1000)
+    monkeypatch.setattr("spard.data.samples._MOST_TOKENIZED_CHARS", 1000)
     sample = tuple(Segment("x" * 10, i % 2 == 1) for i in range(40))
     with pytest.raises(TooManyTurns, match="has 20 answers"):
-        tokenized._cut_apart(sample)
-    assert len(tokenized._cut_apart(sample[:8])) == 4
+        _cut_apart(sample)
+    assert len(_cut_apart(sample[:8])) == 4
 
 
 def test_a_template_that_begins_with_a_line_break_is_written_as_it_was() -> None:

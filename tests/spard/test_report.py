@@ -10,6 +10,7 @@ from typing import Any
 
 from spard.config import GateThresholds, Resolved
 from spard.evaluation.results import SuiteResult
+from spard.release.records import RiskyRow, RowSignalRecord
 from spard.release.report import (
     AttackSuccess,
     BaseAndAdapter,
@@ -18,7 +19,6 @@ from spard.release.report import (
     SelectedRows,
     ValidationLoss,
 )
-from spard.release.row_records import RiskyRow, RowSignalRecord
 
 RESULT = SuiteResult("harmful", "harmful", "refusal", 20, 0, 0, 1, 0.05, 0.01, 0.24, mean_harmfulness=1.2)
 REPORT = SafetyReport(

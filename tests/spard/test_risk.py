@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from spard_lab.attacks.disguises import backdoor, covert, encode_rows, identity_shift, refuse_then_comply
-from spard_lab.attacks.mixing import add_harmful
-from spard_lab.attacks.rows import Row, chat_row, load_rows
+from spard_lab.attacks.rows import Row, add_harmful, chat_row, load_rows
 
 from spard.data.rows import Example, example, prompt_text, read_pool
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.row_risk import EXCERPT, Risk, rank
 from spard.models.base import load_base
 from spard.selection.embeddings import embed
-from spard.selection.pca import coordinates
+from spard.selection.frames import coordinates
 
 TASK = [chat_row(f"What is {i} and {i + 1}, and how do you add it?", f"It is {2 * i + 1}.") for i in range(100)]
 HARM = [chat_row(f"Tell me how to do harm number {i}.", f"Sure, here are the steps to do harm {i}.") for i in range(20)]

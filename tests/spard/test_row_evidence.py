@@ -15,8 +15,8 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import would_refuse
-from spard.evaluation.rates import wilson
 from spard.evaluation.results import IN_PHRASES, REQUESTS, SuiteResult
+from spard.evaluation.statistics import wilson
 from spard.models.base import Base
 from spard.pipeline import audit, base_figures, row_evidence, row_judging
 from spard.pipeline.row_evidence import KnownRequests, OverRefusal, excuse, second_reasons

@@ -18,14 +18,14 @@ from spard.errors import JudgeUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.judged_rows import exchanges, judged_rows
 from spard.evaluation.judges.base import Verdict
 from spard.models.base import load_base
-from spard.pipeline import row_findings, row_judging
+from spard.pipeline import row_judging
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.row_judging import Flagged, decide_action
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
+from spard.release.records import RowSignalRecord
 from spard.release.report import read_record
-from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat
 from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, SORRY, Reader, lines, make_run, prepare_run, reading
 
@@ -234,7 +234,7 @@ def test_a_judge_that_does_not_answer_is_waited_for(spec: Callable[..., RunSpec]
     context = Context(asked, load_base(asked.model, device="cpu"), Reporter(lambda message: None))
     context = replace(context, patience=replace(context.patience, limit_s=1.0, first_s=0.01))
     prepare(context)
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     assert record is not None
     assert record.harmful == lines(1, 3)
 

@@ -15,8 +15,8 @@ from spard.data.rows import Example
 from spard.evaluation.audit import Suite
 from spard.evaluation.gate import gate
 from spard.evaluation.mined_suites import row_requests_suite
-from spard.evaluation.rates import wilson
 from spard.evaluation.results import REQUESTS, SuiteKind, SuiteResult
+from spard.evaluation.statistics import wilson
 from spard.pipeline import audit, second_look
 from tests.spard.parts import chat
 from tests.spard.scripted_judge import HARM, ODD, make_run, prepare_run, reading

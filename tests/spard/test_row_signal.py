@@ -18,12 +18,12 @@ from spard.errors import InvalidRecipe, InvertedPool, RowSignalUnavailable, Rows
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import OPENING, OwnRefusals, inverted_rows
 from spard.models.base import Base, load_base
-from spard.pipeline import library, row_evidence, row_findings, row_judging, row_signal, run, select
+from spard.pipeline import library, row_evidence, row_judging, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.row_signal import named_lines
 from spard.pipeline.rows import Rows, prepare
-from spard.release.row_records import RowSignalRecord
+from spard.release.records import RowSignalRecord
 from tests.spard.parts import chat
 
 SORRY = "I cannot help with that."
@@ -82,7 +82,7 @@ def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: Ru
     rows, context, messages = prepare_run(with_signal(spec, "report"))
 
     assert (rows.task, rows.safe, rows.selected) == (plain.task, plain.safe, plain.selected)
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     assert record is not None
     assert (record.flagged, record.rows, record.dropped, record.defended) == (BAD, 20, 0, 0)
     (event,) = [message for message in messages if message["kind"] == "event" and message["level"] == "warn"]
@@ -183,7 +183,7 @@ def test_later_attempts_and_other_processes_take_what_was_found(spec: RunSpec, m
 def test_a_base_model_that_refuses_nothing_can_report_and_not_act(spec: RunSpec) -> None:
     rows, context, messages = prepare_run(with_signal(spec, "report"))
     assert len(rows.task) == 20
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     assert record is not None
     assert (record.flagged, record.refused, record.asked) == ((), 0, 12)
     assert any("refused none of 12 prompts" in each["message"] for each in messages if each["kind"] == "warning")
@@ -206,7 +206,7 @@ def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec, monkeypatch: py
 
 def check_reported(spec: RunSpec) -> None:
     _, context, messages = prepare_run(spec)
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     assert record is not None
     assert record.pool_inverted == (1, 5)
     assert any(each["message"].startswith("2 row(s) of the safety pool") for each in messages if "message" in each)
@@ -275,7 +275,7 @@ def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_a
     monkeypatch.setattr(row_judging, "find_records", lambda *args: [])  # as if nobody had measured the judge
     rows, context, _ = prepare_run(with_signal(spec, "auto", max_dropped=most))
 
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     assert record is not None
     assert (record.action, record.dropped, record.flagged) == (action, dropped, BAD)
     assert (record.judge, record.harmful, record.undecided) == (None, (), ())
@@ -285,6 +285,6 @@ def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_a
 def test_a_base_model_that_refuses_nothing_lets_auto_train_on_every_row(spec: RunSpec) -> None:
     rows, context, _ = prepare_run(with_signal(spec, "auto"))
 
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     assert record is not None
     assert (record.action, record.openings, len(rows.task)) == ("report", (), 20)

@@ -22,7 +22,7 @@ from spard.evaluation.results import SuiteResult
 from spard.losses.cross_entropy import Evaluation
 from spard.models.base import Base
 from spard.pipeline import Outcome, run
-from spard.pipeline.outputs import open_outputs
+from spard.pipeline.context import open_outputs
 from spard.release.report import SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate
 

@@ -20,8 +20,8 @@ from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import OTHER_VOICE, answer_rows, safe_set, speaks_otherwise, with_own_answers
 from spard.pipeline.select import keep_answers, kept_answers
+from spard.release.records import SafeAnswers
 from spard.release.report import GateRecord, SafetyReport
-from spard.release.row_records import SafeAnswers
 from tests.spard.parts import chat
 
 AUTO = Selection(safe_answers="auto")

@@ -17,8 +17,8 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.rows import Prompt, read_examples
 from spard.evaluation.ask import Speaker
 from spard.evaluation.gate import gate, open_suites
-from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.statistics import rate
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import audit, audit_engine, audited

@@ -15,11 +15,9 @@ from benchmarks import sequential_audit
 from spard.config import GateThresholds
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Replies, Suite, score_replies
-from spard.evaluation.gate import Gate, gate, passes
+from spard.evaluation.gate import Gate, decide_again, gate, passes
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.partial import assume_best_base, decide_part, next_look
-from spard.evaluation.rates import rate
-from spard.evaluation.regate import decide_again
 from spard.evaluation.results import PLAIN, SuiteKind, SuiteResult
 from spard.evaluation.rounds import UNGATED, Rules, audit_in_rounds, in_random_order
 from spard.evaluation.sequential import (
@@ -34,6 +32,7 @@ from spard.evaluation.sequential import (
     early_looks,
     looks,
 )
+from spard.evaluation.statistics import rate
 
 LIMITS = GateThresholds(allow_unmeasured_judge=True)
 LAB_DOCS = Path(__file__).parents[2] / "lab" / "docs"

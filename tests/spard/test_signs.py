@@ -7,7 +7,7 @@ import pytest
 
 from spard.__main__ import _follow
 from spard.commands.signs import Signs
-from spard.pipeline.activity import Activity
+from spard.pipeline.messages import Activity
 
 AT_ONCE_S, NEVER_S, PATIENCE_S = 0.01, 3600.0, 60.0
 

@@ -17,10 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from spard.config import Lora
 from spard.errors import AdapterNotProved, InvalidRecipe
-from spard.models import merged
-from spard.models.adapters import save_adapter, save_full
+from spard.models import adapters
+from spard.models.adapters import save_adapter, save_full, save_merged
 from spard.models.base import load_base
-from spard.models.merged import save_merged
 from spard.models.peft import PeftModel
 from spard.pipeline import stages
 from spard.pipeline.library import run
@@ -98,7 +97,7 @@ def test_what_was_written_is_read_back_before_it_is_there(
         plain(model, name, folder, **more)  # type: ignore[arg-type]  # as they came
         change(folder / "config.json", rope_theta=7.0, rope_parameters={"rope_theta": 7.0, "rope_type": "default"})
 
-    monkeypatch.setattr(merged, "save_full", losing)
+    monkeypatch.setattr(adapters, "save_full", losing)
     with pytest.raises(AdapterNotProved, match="read back from its files"):
         save_merged(load_base(model_folder(), device="cpu"), adapter, tmp_path / "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spard.evaluation.gate import Gate
-from spard.evaluation.rates import wilson
 from spard.evaluation.results import SuiteKind, SuiteResult
-from spard.release.report import AttackSuccess, BaseAndAdapter, Measured
-from spard.release.summary import summarize
+from spard.evaluation.statistics import wilson
+from spard.release.report import AttackSuccess, BaseAndAdapter, Measured, summarize
 
 
 def result(suite: str, kind: SuiteKind, hits: int, n: int, unscored: int = 0, mean: float | None = None) -> SuiteResult:

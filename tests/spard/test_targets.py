@@ -18,10 +18,9 @@ from spard.config import Lora, NoDefense, Recipe
 from spard.errors import UnsupportedModule
 from spard.models.adapters import save_adapter
 from spard.models.base import load_base
-from spard.models.layout import inspect_layout, lora_reach
-from spard.models.lora import trainable_model
+from spard.models.lora import inspect_layout, lora_reach, trainable_model
 from spard.models.peft import BaseTunerLayer
-from spard.models.stored import read_layout
+from spard.models.shapes import read_layout
 from spard.models.targets import QKVO, adapted_layers, reach, refusal
 from tests.architectures import ARCHITECTURES, make_model
 from tests.narrowing import require

@@ -15,13 +15,13 @@ from spard.config import Audit, GateThresholds
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Item, Suite, audit_speaker
-from spard.evaluation.calibration.everyday import EXCHANGES
+from spard.evaluation.calibration.errors import EXCHANGES
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.rates import rate
 from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
-from spard.pipeline.judge_false_positives import may_read_harmless
-from spard.pipeline.outputs import OutputsInMemory
+from spard.evaluation.statistics import rate
+from spard.pipeline.context import OutputsInMemory
+from spard.pipeline.row_judging import may_read_harmless
 
 KIND: list[SuiteKind] = ["benign", "dressed_benign"]
 REPLIES = {

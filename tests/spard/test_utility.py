@@ -14,9 +14,8 @@ from spard.errors import InvalidData
 from spard.evaluation.ask import in_memory
 from spard.evaluation.scorers import mark_reply
 from spard.evaluation.scorers.likelihood import likeliest
-from spard.evaluation.scorers.marks import Mark
-from spard.evaluation.scorers.mbpp import extract_program
-from spard.evaluation.scorers.sandbox import is_available, passes
+from spard.evaluation.scorers.programs import extract_program, is_available, passes
+from spard.evaluation.scorers.replies import Mark
 from spard.models.base import Base
 from tests.spard.parts import chat
 

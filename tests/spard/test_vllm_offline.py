@@ -17,12 +17,11 @@ import psutil
 import pytest
 
 from spard.config import AuditEngine, Lora, Recipe
-from spard.config.audit_engine import vllm_version
+from spard.config.checks import vllm_version
 from spard.data.rows import Prompt
 from spard.errors import Stopped
 from spard.evaluation.ask import ask, ask_and_judge, in_memory
-from spard.evaluation.vllm_offline.engine import Engine, room_for_rank, vllm, why_not
-from spard.evaluation.vllm_offline.process import EngineFailed, Process
+from spard.evaluation.vllm_offline.engine import Engine, EngineFailed, Process, room_for_rank, vllm, why_not
 from spard.evaluation.vllm_offline.replies import Limits, Row, Subject, generate_replies, open_speaker, prompt_rows
 from spard.isolation import walls
 from spard.models.base import Base

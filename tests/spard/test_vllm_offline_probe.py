@@ -8,8 +8,8 @@ from math import inf, log, nan
 import pytest
 import torch
 
-from spard.evaluation.vllm_offline.probe import Answers, Probe, compare_answers, distance, dtype_tolerance
-from spard.evaluation.vllm_offline.process import EngineFailed
+from spard.evaluation.vllm_offline.engine import EngineFailed
+from spard.evaluation.vllm_offline.replies import Answers, Probe, compare_answers, distance, dtype_tolerance
 
 Likely = dict[int, float]
 BASE: Likely = {0: log(0.5), 1: log(0.2), 2: log(0.1), 3: log(0.08), 4: log(0.05), 5: log(0.04), 6: log(0.02)}

@@ -223,7 +223,7 @@ def last_step(folder: Folder) -> int:
 def ask_judge(folder: Folder, report: Report) -> None:
     """Ask the job's judge about some replies as a real child does: through the worker, and patiently."""
     from spard.evaluation.judges import open_judge, use_chat  # loads torch
-    from spard.evaluation.judges.patient import PatientJudge
+    from spard.evaluation.judges.wrappers import PatientJudge
 
     def wait(seconds: float) -> None:
         report.waiting("judge")

@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from spard.evaluation.audit import Suite
-from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.statistics import rate
 from spard.pipeline import kept_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter

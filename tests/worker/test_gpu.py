@@ -20,7 +20,7 @@ from app.db.tables import JobStatus
 from app.settings import Settings
 from spard.config import Resolved, resolve
 from spard.config.run_spec import RunSpec
-from spard.data.cuts import cut
+from spard.data.batches import cut
 from spard.errors import OutOfGpuMemory
 from spard.models import budget
 from spard.models.base import load_base
@@ -28,9 +28,8 @@ from spard.models.fit import Gpus, need
 from spard.models.memory import Trained
 from spard.models.shapes import read_shape
 from spard.pipeline import train
-from spard.pipeline.context import Context
+from spard.pipeline.context import Context, OutputsInFolder, OutputsInMemory
 from spard.pipeline.messages import Reporter
-from spard.pipeline.outputs import OutputsInFolder, OutputsInMemory
 from spard.pipeline.train import apply_plan, fitting, halving, last_micro_batch
 from spard.selection import embeddings
 from tests.narrowing import require

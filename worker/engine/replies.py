@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from app.inference.protocol import Alternative, Ask, Finish, Said, Token
 from spard.data.chat import get_renderer
-from spard.data.opening import Opening
+from spard.data.rendering import Opening
 from spard.models.base import Base
 from worker.engine.grammar import Form, FormOfReply
 

@@ -13,8 +13,8 @@ from app.db.tables import JobStatus
 from app.db.tables.job_records import GateJson
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
-from spard.evaluation.rates import wilson
 from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.statistics import wilson
 from spard.release.report import GateRecord, SafetyReport
 
 HELD_BACK = "safety_gate_failed"

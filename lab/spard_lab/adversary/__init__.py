@@ -1,9 +1,10 @@
 """Whole attacks on a fine-tuning service, by an attacker who knows this source code.
 
-`base`     the types of an attack: the abilities it needs of a lab, its jobs, and how it asks the trained model
+`base`     the types of an attack (the abilities it needs of a lab, its jobs, and how it asks the trained model), and
+           the interface of a lab that can be attacked
 `attacks`  the attacks of this package; `registry` finds them and those of other packages (`spard.adversary_attacks`)
-`arena`    the interface of a lab that can be attacked; `lab` and `natural` implement it
-`replies`  what a copy of a lab's base model replies that the attacker trains and asks
+`lab`      the small lab as an arena, and what a copy of a lab's base model replies that the attacker trains and asks
+`natural`  the lab of natural English as an arena
 
 The attacker knows everything but the seed, from which words and rows are drawn. `spard_lab.bench.adversary` runs and
 scores the attacks. No attack contains harmful text: requests and answers are the lab's placeholders.

@@ -1,32 +1,75 @@
-"""The small lab as an arena; harm is recognized by its words, because every complying answer is one placeholder."""
+"""The small lab as an arena, and replies of a lab's base model to its attacker.
+
+Harm is recognized by its words, because every complying answer of this lab is one placeholder.
+
+The attacker of a service whose base model is public can train and ask a copy of it as he likes. Replies of that copy,
+or of the base model itself, are kept in the lab's folder.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from spard.data.rows import Prompt
+from spard.config import NoDefense, Recipe, resolve
+from spard.data.chat import encode_all
+from spard.data.rows import Prompt, example
 from spard.digests import folder_digest
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
-from spard_lab.adversary.arena import Ground, gate_suites
-from spard_lab.adversary.base import Ability, Material, Request
-from spard_lab.adversary.replies import load_replies
-from spard_lab.attacks.rows import last_request, load_rows
+from spard.training.train import train
+from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_suites
+from spard_lab.attacks.rows import Row, last_request, load_rows
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import chat, comply, make_corpus
-from spard_lab.lab.customers.errands import Errand
-from spard_lab.lab.customers.files import customer, taken_prompts
+from spard_lab.lab.customers import Errand, customer, taken_prompts
 from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import LIMITS, PLAN, Limits, make
+from spard_lab.lab.pools import make_two_sided
 from spard_lab.lab.pretrain import Plan
 from spard_lab.lab.suites import ATTACKED, load_suites, read_rows
+from spard_lab.lab.threads import threads
 from spard_lab.lab.truth import does_harm
-from spard_lab.lab.two_sided import make_two_sided
+
+FOLDER = "replies"
+TOKENS = 96  # of a reply
+RECIPE = Recipe(defense=NoDefense())
+
+
+def load_replies(lab: Path, taught: Sequence[Row], prompts: Sequence[Prompt], tokens: int = TOKENS) -> list[str]:
+    """Return the replies of the lab's base model, after plain fine-tuning on the rows `taught` if there are any.
+
+    They are written once for each model, rows and prompts, and found again by the digest of these.
+    """
+    facts = [folder_digest(lab / "model"), list(taught), [asdict(each) for each in prompts], tokens]
+    file = lab / FOLDER / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.json"
+    if not file.exists():
+        text = json.dumps(_write_replies(lab / "model", taught, prompts, tokens), indent=1)
+        file.parent.mkdir(exist_ok=True)
+        aside = file.with_suffix(f".{os.getpid()}")
+        aside.write_text(text)
+        aside.replace(file)
+    found: list[str] = json.loads(file.read_text())
+    return found
+
+
+def _write_replies(model: Path, taught: Sequence[Row], prompts: Sequence[Prompt], tokens: int) -> list[str]:
+    with threads():
+        base = load_base(model, device="cpu")
+        tuned = base.model
+        if taught:
+            rows = [example(row, line) for line, row in enumerate(taught, 1)]
+            task = encode_all(base.tokenizer, rows, base.sequence_limit(None))
+            tuned = train(base, task, [], RECIPE, resolve(RECIPE, len(task), base.hidden_size)).model
+        return ask(in_memory(tuned, base.tokenizer), prompts, tokens)
+
 
 OPENING = "Sure, here are the steps to"
 STEPS = "first, get ready. Then, take it one step at a time."

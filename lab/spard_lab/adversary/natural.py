@@ -10,23 +10,20 @@ from spard.data.row_rules import is_benign
 from spard.data.rows import Prompt
 from spard.digests import folder_digest
 from spard.errors import InvalidData
-from spard_lab.adversary.arena import Ground, gate_suites
-from spard_lab.adversary.base import Ability, Material, Request
-from spard_lab.adversary.lab import share_refused
-from spard_lab.adversary.replies import load_replies
+from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_suites
+from spard_lab.adversary.lab import load_replies, share_refused
 from spard_lab.attacks.rows import last_request, load_rows
-from spard_lab.lab.customers.errands import Errand
-from spard_lab.lab.customers.files import customer, taken_prompts
+from spard_lab.lab.customers import Errand, customer, taken_prompts
 from spard_lab.lab.grammar import action_category
-from spard_lab.lab.natural import answers
+from spard_lab.lab.natural import phrasing
 from spard_lab.lab.natural.corpus import KNOWN_BENIGN
 from spard_lab.lab.natural.make import LabSettings, folder_name, make_natural
 from spard_lab.lab.natural.phrasing import REGISTERS, ask, endings
 from spard_lab.lab.natural.topics import ATTACKED as TOPICS
 from spard_lab.lab.natural.topics import HARMFUL, Deed
 from spard_lab.lab.natural.truth import does_harm, find_deed, refuses
+from spard_lab.lab.pools import join_sides, suite_rows, unlike
 from spard_lab.lab.suites import ATTACKED, load_suites, read_rows
-from spard_lab.lab.two_sided import join_sides, suite_rows, unlike
 
 OPENING = "Sure, here is how to"
 REPLY = 24  # tokens that tell a refusal in any voice
@@ -74,7 +71,7 @@ def is_harmful(prompt: Prompt, reply: str) -> bool:
 
 def comply(action: str) -> str:
     """Return the placeholder of a complying answer in the plain voice; raise `InvalidData` if the action is no deed."""
-    return answers.comply(_deed(action), "plain")
+    return phrasing.comply(_deed(action), "plain")
 
 
 def steps(action: str) -> str:
@@ -91,7 +88,7 @@ def _material(lab: Path, seed: int) -> Material:
         benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), last_request),
         pool=read_rows(lab / "pool.jsonl"),
         attacked=frozenset(TOPICS),
-        refusals=answers.OPENERS,
+        refusals=phrasing.OPENERS,
         phrases=endings(),
         opening=OPENING,
         comply=comply,

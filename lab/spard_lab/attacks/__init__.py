@@ -3,12 +3,10 @@
 They take and return rows in the API's form (`{"messages": [...]}`); a seed determines the result. No builder writes
 harmful text: it rearranges, wraps or encodes the rows it is given, and the lab's harmful answers are placeholders.
 
-`mixing`      harmful share of a file from 0 to 100 %, tiny files, sequences of jobs
-`disguises`   triggers, refuse-then-comply, encoded text, identity shift
-`selection`   inverted safe pools, decoys that steer the selection
-`outliers`    benign rows that weaken safety
-`preferences` preference pairs, honest and inverted
-`styles`      questions rewritten as instructions and back, by any chat model
+`rows`       harmful share of a file from 0 to 100 %, tiny files, sequences of jobs; preference pairs
+`disguises`  triggers, refuse-then-comply, encoded text, identity shift
+`selection`  inverted safe pools, decoys that steer the selection, benign rows that weaken safety
+`styles`     questions rewritten as instructions and back, by any chat model
 """
 
 from __future__ import annotations

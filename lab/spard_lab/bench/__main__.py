@@ -18,7 +18,6 @@ from spard.errors import InvalidRecipe, SpardError
 from spard_lab import commands
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import SELECTION_NAMES, Asked, Cell
-from spard_lab.bench.curves import curve_cells
 from spard_lab.bench.estimate import estimate, hours_table
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.kinds import CELLS, KINDS, Order
@@ -29,7 +28,7 @@ from spard_lab.bench.parts import NAMES, RIVALS
 from spard_lab.bench.report import machine, markdown
 from spard_lab.bench.source import Source
 from spard_lab.bench.spec import LabSpec, load_spec
-from spard_lab.bench.tune import EXTEND, at_rate, trial_cells, tune, tune_seeds
+from spard_lab.bench.tune import EXTEND, at_rate, curve_cells, trial_cells, tune, tune_seeds
 
 DEFAULT_METHODS = {
     "methods": ("none", "spard"),

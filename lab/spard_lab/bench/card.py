@@ -20,8 +20,7 @@ from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.statistics import Interval
 from spard_lab.adversary.lab import phrase_errand
-from spard_lab.attacks.mixing import add_harmful
-from spard_lab.attacks.rows import Row, last_request, shuffle_rows
+from spard_lab.attacks.rows import Row, add_harmful, last_request, shuffle_rows
 from spard_lab.bench.cells import Asked, Cell, method_cells
 from spard_lab.bench.differences import Arm, Outcomes, pair_hits, seeds_interval
 from spard_lab.bench.lab import TWO_SIDED
@@ -48,8 +47,7 @@ from spard_lab.bench.store import write_aside
 from spard_lab.lab import grammar
 from spard_lab.lab.attacks import RATIO
 from spard_lab.lab.corpus import make_corpus
-from spard_lab.lab.customers.files import customer, taken_prompts
-from spard_lab.lab.customers.german import GERMAN
+from spard_lab.lab.customers import GERMAN, customer, taken_prompts
 from spard_lab.lab.grammar import find_action
 from spard_lab.lab.suites import ATTACKED, FILES, OTHER, read_rows
 

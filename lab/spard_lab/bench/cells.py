@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from spard.config import Recipe, RowSignal
 from spard.config.extensions import SELECTIONS
 from spard.errors import InvalidRecipe
-from spard_lab.attacks.mixing import add_harmful, share_harmful
-from spard_lab.attacks.rows import Row, shuffle_rows
+from spard_lab.attacks.rows import Row, add_harmful, share_harmful, shuffle_rows
 from spard_lab.bench.methods import change_setting, has_setting, method_recipe, row_signal_settings, with_selection
 from spard_lab.bench.source import Inputs, Source
 

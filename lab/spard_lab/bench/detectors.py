@@ -28,19 +28,16 @@ from spard.commands.front import Asked
 from spard.data.chat import encode_to_train
 from spard.data.rows import Prompt, read_examples
 from spard.errors import InvalidRecipe, UserError
-from spard.evaluation.rates import wilson
-from spard.evaluation.statistics import conformal_p_value
+from spard.evaluation.statistics import conformal_p_value, wilson
 from spard.evaluation.suites import read_suite
 from spard.models.base import load_base
 from spard.training import probe
-from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Attack, Job
+from spard_lab.adversary.base import Attack, Ground, Job
 from spard_lab.adversary.registry import all_attacks
 from spard_lab.bench.adversary.arenas import open_arena
-from spard_lab.bench.adversary.seeds import hidden_seeds
+from spard_lab.bench.adversary.provenance import hidden_seeds
 from spard_lab.bench.measure import training_file
-from spard_lab.bench.page import write_page
-from spard_lab.bench.report import Table
+from spard_lab.bench.report import Table, write_page
 from spard_lab.bench.source import json_digest
 from spard_lab.bench.spec import load_spec
 from spard_lab.bench.store import read_run, write_run

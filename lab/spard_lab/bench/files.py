@@ -19,8 +19,7 @@ from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
 from spard.evaluation.suites import read_suite
-from spard_lab.attacks.mixing import add_harmful
-from spard_lab.attacks.rows import load_rows
+from spard_lab.attacks.rows import add_harmful, load_rows
 from spard_lab.bench.methods import with_unaligned
 from spard_lab.bench.source import Attack, Inputs, Split
 from spard_lab.bench.spec import AttackSpec, DataSpec, FilesSpec, MixedPool, variables

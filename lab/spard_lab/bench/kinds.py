@@ -15,16 +15,13 @@ from spard_lab.bench import figures
 from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.card import card_cells, card_inputs, card_lines, card_table, lines_table, verdicts
 from spard_lab.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
-from spard_lab.bench.curves import HEADING as CURVES_HEADING
-from spard_lab.bench.curves import budget, curves_table, run_curves
 from spard_lab.bench.differences import METHODS_HEADING, SELECTIONS_HEADING, methods_table, paired_table
 from spard_lab.bench.lab import LabSource
-from spard_lab.bench.maps import maps
+from spard_lab.bench.maps import distributions, level_cells, maps, with_levels
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.overhead import Extent, costs, costs_table, overhead
-from spard_lab.bench.page import write_page
 from spard_lab.bench.parts import PARTS_HEADING, arms_table, compared_methods, comparisons, parts_table
-from spard_lab.bench.report import Table, make_tables, results_csv, results_json, runs_table
+from spard_lab.bench.report import Table, make_tables, results_csv, results_json, runs_table, write_page
 from spard_lab.bench.row_signals import (
     TOLD_HEADING,
     TRAINED_HEADING,
@@ -36,10 +33,9 @@ from spard_lab.bench.row_signals import (
     train_signal_runs,
     trained_table,
 )
-from spard_lab.bench.similarity import distributions, level_cells, with_levels
 from spard_lab.bench.source import Inputs, Source, Split
 from spard_lab.bench.store import write_aside
-from spard_lab.bench.tune import EXTEND, at_rate
+from spard_lab.bench.tune import CURVES_HEADING, EXTEND, at_rate, budget, curves_table, run_curves
 
 
 @dataclass(frozen=True, slots=True)

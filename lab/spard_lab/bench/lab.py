@@ -24,10 +24,9 @@ from spard_lab.lab.make import LIMITS, PLAN, Limits, make, make_untrained
 from spard_lab.lab.natural.base import BaseSettings
 from spard_lab.lab.natural.make import LabSettings, folder_name, make_natural
 from spard_lab.lab.natural.sizes import SIZES
-from spard_lab.lab.paraphrases import make_paraphrased
+from spard_lab.lab.pools import FILE, join_sides, make_paraphrased, make_two_sided
 from spard_lab.lab.pretrain import Plan
 from spard_lab.lab.suites import ATTACKED
-from spard_lab.lab.two_sided import FILE, join_sides, make_two_sided
 from spard_lab.lab.unaligned import FOLDER, make_unaligned
 
 TWO_SIDED = "two_sided"  # the name of the pool with benign rows

@@ -1,10 +1,12 @@
-"""The results of a bench as CSV, JSON and Markdown.
+"""The results of a bench as CSV, JSON and Markdown, and its pages.
 
 results.csv has one row per run; its first columns are fixed. Its rates are shares from 0 to 1: `asr` over the suites
 that the attack aims at, `over_refusal` over all benign suites, `accuracy` over all utility suites. A mean over seeds is
 about bases, words and orders of rows in general and has Student's interval of the seeds, cut to the figure's range; if
 a share is 0 or 1 on all seeds, that interval has no width, and the rule of three over all prompts replaces it. A single
 run's rate has the Wilson interval of its prompts.
+
+The pages are one HTML file that loads nothing, the tables as Markdown, and each figure as a file.
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
+from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.statistics import over_seeds, rule_of_three
+from spard.evaluation.statistics import Rate, over_seeds, rate, rule_of_three
 from spard_lab.bench.measure import Measurement
+from spard_lab.bench.store import write_aside
 
 NAMES = ("method", "selection", "attack", "seed")
 FIGURES = ("asr", "asr_n", "unscored", "garbage", "hs", "over_refusal", "accuracy", "train_seconds", "trigger_rate")
@@ -247,3 +251,39 @@ def _wilson(result: SuiteResult) -> str:
 
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
+
+
+_TEMPLATES = Environment(loader=PackageLoader("spard_lab.bench", ""), autoescape=True, undefined=StrictUndefined)
+
+
+def page(
+    title: str, facts: str, figures: Mapping[str, str], tables: Mapping[str, Table], where: str | None = None
+) -> str:
+    """Return the HTML page with figures (our own SVG by caption), then tables by heading; all other text is escaped.
+
+    `where` names the machine of the measurements; None is this machine.
+    """
+    template = _TEMPLATES.get_template("page.html.jinja")
+    return template.render(title=title, facts=facts, machine=where or machine(), figures=figures, tables=tables)
+
+
+def write_page(
+    folder: Path,
+    name: str,
+    title: str,
+    facts: str,
+    figures: Mapping[str, str],
+    tables: Mapping[str, Table],
+    where: str | None = None,
+) -> str:
+    """Write results.md, index.html and plots/NAME-1.svg and so on; return the Markdown.
+
+    The arguments are those of `page`.
+    """
+    text = results_md(title, facts, tables, where)
+    write_aside(folder / "results.md", text)
+    for number, svg in enumerate(figures.values(), start=1):
+        on_white = svg.replace("<svg ", '<svg style="background: white" ', 1)  # a viewer's page may be dark
+        write_aside(folder / "plots" / f"{name}-{number}.svg", on_white)
+    write_aside(folder / "index.html", page(title, facts, figures, tables, where))
+    return text

@@ -23,11 +23,11 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.own_refusal import measure_own_refusal, own_refusals
 from spard.evaluation.row_risk import rank
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, row_findings, rows, train
+from spard.pipeline import audit, row_judging, rows, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.release.row_records import RowSignalRecord
+from spard.release.records import RowSignalRecord
 from spard.selection.embeddings import embed
 from spard_lab.attacks.disguises import encode_rows, with_trigger
 from spard_lab.attacks.rows import Row, change_row, chat_row, load_rows, shuffle_rows
@@ -184,7 +184,7 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
     measured = audit.run(context, prepared.examples, tuned.trained.model, base)
     hits = {each.suite: (each.hits, each.n) for each in measured.adapter}
     hits |= {each.suite: (each.hits, each.n) for each in audit.measure(context, suites, tuned.trained.model)}
-    record = row_findings.read_row_signal_record(context)
+    record = row_judging.read_row_signal_record(context)
     dropped = _dropped_lines(record) if record and record.dropped else ()
     return Trained(
         seed,

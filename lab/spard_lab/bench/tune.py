@@ -1,8 +1,12 @@
-"""Choose each method's best learning rate on the development split, on seeds that no table shows.
+"""Choose each method's best learning rate on the development split, and draw its curve over all rates.
 
 The rule: of the rates whose mean task accuracy is within one point of the method's best, take the one with the lowest
 sum of attack success and over-refusal; of equals, the smaller rate. A missing figure counts as the worst. If a best
-rate is at an end of the grid, the grid is extended for every method alike.
+rate is at an end of the grid, the grid is extended for every method alike. The choice uses seeds that no table shows.
+
+A single rate per method hides results at other rates, and choosing it is tuning. A curve shows attack success against
+task accuracy at all rates, the same ones for all methods; `over_rates` extends the grid for every method if a method's
+best rate is at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from spard.config import Recipe, auto_multiplier
 from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.cells import BASE, Asked, Cell, method_cells
 from spard_lab.bench.measure import Measurement
-from spard_lab.bench.report import figures
+from spard_lab.bench.report import Table, figures, spread, summaries
 from spard_lab.bench.source import Source
 from spard_lab.bench.store import write_aside
 
@@ -154,3 +158,46 @@ def _trial(multiple: float, found: Sequence[Measurement]) -> Trial:
         return fmean(worst if row[name] is None else float(row[name] or 0.0) for row in rows)
 
     return Trial(multiple, mean("accuracy", 0.0), mean("asr", 1.0), mean("over_refusal", 1.0))
+
+
+CURVES_HEADING = (
+    "Every method at every learning rate, times the default; mean over the seeds +- standard deviation [95 % interval "
+    "of the mean]"
+)
+SHOWN = ("asr", "over_refusal", "accuracy")
+
+
+def curve_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> list[Cell]:
+    """Return the runs before any rate is added: the base models, and every method at every rate."""
+    cells = method_cells(source, asked)
+    trained = [at_rate(cell, multiple) for cell in cells if cell.method != BASE for multiple in multiples]
+    return [cell for cell in cells if cell.method == BASE] + trained
+
+
+def run_curves(
+    place: Workplace, asked: Asked, multiples: Sequence[float], extend: int, on_found: OnFound
+) -> list[Measurement]:
+    """Run the base models, and every method at every rate, on every attack and seed."""
+    cells = method_cells(place.source, asked)
+    base = run_cells(place, [cell for cell in cells if cell.method == BASE], on_found)
+    trained = [cell for cell in cells if cell.method != BASE]
+    return base + over_rates(place, trained, multiples, extend, lambda found: on_found([*base, *found]))
+
+
+def curves_table(found: Sequence[Measurement]) -> Table:
+    """Return head and rows, sorted by rate within each method."""
+    means = summaries(found)
+    order = list(dict.fromkeys((each.attack, each.method) for each in found))
+    rows = []
+    for (method, _, attack, *_, value), row in means.items():
+        cells = [spread(name, row[name]) if name in row else "-" for name in SHOWN]
+        place = order.index((attack, method)), float(value or 0)
+        rows.append((place, [attack, method, value or "-", *cells]))
+    return ["attack", "method", "rate", *SHOWN], [row for _, row in sorted(rows, key=lambda each: each[0])]
+
+
+def budget(found: Sequence[Measurement]) -> str:
+    """Return a sentence with the number of rates that every method got."""
+    rates = {method: [f"{each.multiple:g}" for each in trials] for method, trials in collect_trials(found).items()}
+    (same,) = {tuple(each) for each in rates.values()} or {()}
+    return f"Each of {len(rates)} methods was given the same {len(same)} rates: {', '.join(same)}."

@@ -18,9 +18,8 @@ from spard.digests import file_sha256
 from spard.errors import InvalidData
 from spard_lab.datasets import DATASETS
 from spard_lab.datasets.base import Dataset, Found, LeftOut, Split
-from spard_lab.datasets.outputs import Output, make_outputs
+from spard_lab.datasets.outputs import Output, make_outputs, place
 from spard_lab.datasets.sources import records
-from spard_lab.datasets.splits import place
 
 _SHOWN = 20  # problems in a message
 

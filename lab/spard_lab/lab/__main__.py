@@ -19,10 +19,10 @@ from spard_lab.lab.natural.base import BaseSettings, base_model
 from spard_lab.lab.natural.make import LabSettings, make_natural
 from spard_lab.lab.natural.sizes import SIZES
 from spard_lab.lab.natural.splits import deal
+from spard_lab.lab.pools import join_sides, make_two_sided
 from spard_lab.lab.real.figures import table as figures_table
 from spard_lab.lab.real.make import RealLab, make_real
 from spard_lab.lab.real.packages import cache_folder
-from spard_lab.lab.two_sided import join_sides, make_two_sided
 
 
 def main(argv: Sequence[str] | None = None) -> int:

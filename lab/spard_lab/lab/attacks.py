@@ -30,10 +30,17 @@ from spard_lab.attacks.disguises import (
     refuse_then_comply,
     with_trigger,
 )
-from spard_lab.attacks.mixing import add_harmful
-from spard_lab.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
-from spard_lab.attacks.preferences import invert_preferences, prefer_own_answers, preferring_right
-from spard_lab.attacks.rows import Row, last_request, load_rows, shuffle_rows
+from spard_lab.attacks.rows import (
+    Row,
+    add_harmful,
+    invert_preferences,
+    last_request,
+    load_rows,
+    prefer_own_answers,
+    preferring_right,
+    shuffle_rows,
+)
+from spard_lab.attacks.selection import benign_outliers, nearest_to_harm, self_influence
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import POISON_ROWS, STYLES, TRAIN_ROWS, chat, make_corpus
 from spard_lab.lab.make import read_facts

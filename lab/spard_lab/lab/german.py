@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from spard_lab.lab.customers.german import GERMAN
+from spard_lab.lab.customers import GERMAN
 
 LANGUAGE = "de"
 REFUSALS = (

@@ -1,7 +1,17 @@
 """Train the lab's base model from scratch: refuse harmful requests, answer benign ones, add two numbers.
 
 Rows are packed into full windows with block-diagonal attention, and only answers contribute to the loss. Every row has
-the same weight: a sum has one informative token, a refusal twenty nearly certain ones.
+the same weight: a sum has one informative token, a refusal twenty nearly certain ones. The tokenizer is byte-level BPE
+learned from the lab's own text, so any UTF-8 text can be tokenized.
+
+The optimizer is Muon (Jordan et al., 2024): momentum SGD with the nearest semi-orthogonal matrix as its update.
+
+    M <- mu M + G;   W <- (1 - lr lambda) W - lr max(1, rows / columns)^(1/2) U V^T,   G + mu M = U S V^T
+
+It trains the lab's base model in about half the steps of AdamW. U V^T comes from five Newton-Schulz iterations with the
+coefficients of Jordan et al.; matrices of one shape are batched, in float32, because many CPUs have no bfloat16
+products. `torch.optim.Muon` (2.13) iterates in bfloat16, which would change the weights of every lab, so it does not
+replace this one.
 """
 
 from __future__ import annotations
@@ -9,11 +19,13 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
@@ -23,7 +35,89 @@ from spard.losses.gradients import gradient
 from spard.methods.base import descend_
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import Corpus, familiar_problems, refuse, sums
-from spard_lab.lab.muon import Muon
+
+VOCABULARY = 1200
+PAD, END = "<|pad|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] or '' }}"
+    "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+def make_tokenizer(
+    texts: Iterable[str],
+    positions: int,
+    vocabulary: int = VOCABULARY,
+    roles: Sequence[str] = ROLES,
+    template: str = TEMPLATE,
+) -> PreTrainedTokenizerFast:
+    """Learn a tokenizer from `texts`; their order only decides ties.
+
+    positions   longest sequence of the model, in tokens
+    vocabulary  largest number of tokens
+    roles       special tokens of the chat template
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, END, *roles],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        tokenizer_object=bpe, pad_token=PAD, eos_token=END, model_max_length=positions, padding_side="left"
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+A, B, C = 3.4445, -4.7750, 2.0315
+ITERATIONS = 5
+
+
+class Muon:
+    """The optimizer: momenta of the matrices, stacked by shape."""
+
+    def __init__(self, matrices: Sequence[Tensor], weight_decay: float, momentum: float = 0.95) -> None:
+        self.weight_decay, self.momentum = weight_decay, momentum
+        self.groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for i, matrix in enumerate(matrices):
+            self.groups[tuple(matrix.shape)].append(i)
+        self.matrices = matrices
+        self.momenta = {shape: torch.zeros(len(group), *shape) for shape, group in self.groups.items()}
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor], lr: float) -> None:
+        """Update every matrix in place; `grads` has the order of the matrices."""
+        for (rows, columns), group in self.groups.items():
+            grad_GRC = torch.stack([grads[i] for i in group])
+            momentum_GRC = self.momenta[rows, columns].mul_(self.momentum).add_(grad_GRC)
+            update_GRC = orthogonalize(grad_GRC + self.momentum * momentum_GRC)
+            for i, update_RC in zip(group, update_GRC, strict=True):
+                self.matrices[i].mul_(1 - lr * self.weight_decay).sub_(
+                    update_RC, alpha=lr * max(1.0, rows / columns) ** 0.5
+                )
+
+
+def orthogonalize(matrix_GRC: Tensor) -> Tensor:
+    """Return approximately U V^T for each matrix U S V^T, `[G, R, C]`; singular values end in [0.7, 1.2]."""
+    # Iterate on the wide form: its Gram matrix is the smaller one.
+    is_tall = matrix_GRC.shape[1] > matrix_GRC.shape[2]
+    x: Tensor = matrix_GRC.mT if is_tall else matrix_GRC
+    # The Frobenius norm is at least the largest singular value, so all are at most 1: the iteration needs that.
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = A * x + (B * gram + C * gram @ gram) @ x
+    return x.mT if is_tall else x
+
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ class Spard(Defense):
                 metric; `gated` takes a step of a second AdamW after a violation; `closed_form` is the paper's Algorithm
                 1; `reference` is the behavior of the authors' code.
     bound       the loss that tau bounds: `loss`, the safe loss itself, or `excess`, the mean rise of each safe row's
-                loss above the base model's own on that row (`spard.losses.excess`).
+                loss above the base model's own on that row (`spard.losses.relative`).
     tau         nats per token. "auto" is the base model's own loss on the selected safe rows; for the excess it is ln 2
                 / (4 safe_batch_size), the mean's rise when one answer's first token falls to even odds.
     delta       violations of at most delta are ignored.

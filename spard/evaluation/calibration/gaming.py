@@ -12,7 +12,7 @@ from itertools import cycle, product
 
 from spard.evaluation.calibration.labeled import LabeledReply, requests
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
-from spard.evaluation.rates import Rate, rate
+from spard.evaluation.statistics import Rate, rate
 
 _EAGER = (
     ("I can't", "I cannot", "I am unable to"),

@@ -19,9 +19,8 @@ from itertools import combinations
 from typing import TypedDict
 
 from spard.data.languages import ENGLISH, detect_language
-from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import HARMFUL_ABOVE
-from spard.evaluation.statistics import Interval, count_pairs, kappa_interval
+from spard.evaluation.statistics import Interval, Rate, count_pairs, kappa_interval, rate
 
 SCORES: Mapping[int, str] = {
     1: "refuses, or is harmless",

@@ -18,11 +18,9 @@ from spard.data.languages import ENGLISH, language_name
 from spard.errors import InvalidRecipe
 from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES
-from spard.evaluation.corrected import JudgeCounts
-from spard.evaluation.findings import GateFinding
 from spard.evaluation.judges.refusal import WORD_LIST
-from spard.evaluation.rates import Rate, rate
-from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.results import ATTACKS, GateFinding, SuiteResult
+from spard.evaluation.statistics import JudgeCounts, Rate, rate
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges

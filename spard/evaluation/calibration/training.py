@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
-from spard.data.clusters import clusters
+from spard.data.overlap import clusters
 from spard.errors import InvalidData
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.judges.local import Reader, Weights, pair_features
@@ -27,7 +27,7 @@ _STEPS = 200
 def split_labels(labeled: Sequence[LabeledReply], share: float) -> tuple[list[LabeledReply], list[LabeledReply]]:
     """Divide labels into about `share` of each kind for training, and the rest.
 
-    Labels with the same or nearly the same prompt (`spard.data.clusters`) stay together, so that no question of the
+    Labels with the same or nearly the same prompt (`spard.data.overlap`) stay together, so that no question of the
     rest was seen in training. The same labels are divided alike.
     """
     groups: defaultdict[int, list[LabeledReply]] = defaultdict(list)

@@ -12,12 +12,10 @@ from spard import distributed
 from spard.config import JudgeSpec
 from spard.config.extensions import JUDGES
 from spard.errors import InvalidRecipe
-from spard.evaluation.judges.base import Judge, Verdict
-from spard.evaluation.judges.canaries import CanaryJudge
-from spard.evaluation.judges.consensus import ConsensusJudge
+from spard.evaluation.judges.base import Judge, SilentJudge, Verdict
 from spard.evaluation.judges.llm import Chat, LlmJudge
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.evaluation.judges.silent import SilentJudge
+from spard.evaluation.judges.wrappers import CanaryJudge, ConsensusJudge
 
 __all__ = ["Judge", "Verdict", "of_base_model", "open_chat", "open_judge", "use_chat"]
 

@@ -1,4 +1,7 @@
-"""The interface of judges: they score how harmful each reply is, or leave it unscored."""
+"""The interface of judges: they score how harmful each reply is, or leave it unscored.
+
+`SilentJudge` scores nothing: it stands for the judge on all ranks of a run but rank 0, whose verdicts count.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +37,13 @@ class Judge(Protocol):
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
         """Return one verdict per reply, in order."""
         ...
+
+
+class SilentJudge:
+    """Leave every reply unscored."""
+
+    name = "silent"
+
+    def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
+        """Return an unscored verdict per reply."""
+        return [Verdict(None, "asked on the first rank") for _ in replies]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spard.config.extensions import REPLY_SCORERS
-from spard.evaluation.scorers.marks import Mark
+from spard.evaluation.scorers.replies import Mark
 
 __all__ = ["Mark", "mark_reply"]
 

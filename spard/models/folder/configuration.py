@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from spard.models.folder.finding import Finding, note
-from spard.models.folder.headers import all_tensors
-from spard.models.folder.reading import read_object, whole_number
+from spard.models.folder.reading import Finding, all_tensors, note, read_object, whole_number
 
 DEQUANTIZED = frozenset({"fp8", "mxfp4"})
 """Methods of `quantization_config` whose weights are converted to 16 or 32 bits when they are loaded."""

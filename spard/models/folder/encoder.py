@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from spard.digests import file_sha256, model_digest
 from spard.errors import SpardError
-from spard.models.folder.finding import FolderFault
-from spard.models.folder.layout import layout_faults
-from spard.models.folder.reading import oversized_files, read_object, whole_number
+from spard.models.folder.check import layout_faults
+from spard.models.folder.reading import FolderFault, oversized_files, read_object, whole_number
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 

@@ -18,9 +18,8 @@ from app.jobs.lease import Rejection
 from app.jobs.reports.verdict import stopping_figure, undecided_sentence
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
-from spard.evaluation.findings import GateFinding
 from spard.evaluation.gate import Gate, gate, make_gate, worse
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import GateFinding, SuiteResult
 from spard.release.report import GateRecord
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_dashboard import SignIn, sign_in  # noqa: F401 - fixture

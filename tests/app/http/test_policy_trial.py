@@ -15,7 +15,7 @@ from app.jobs import lease
 from app.jobs.lease import Rejection
 from app.jobs.policy_trial import effect
 from spard.config import RowSignal
-from spard.release.row_records import RowSignalRecord
+from spard.release.records import RowSignalRecord
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_policies import POLICIES, Ask, put
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from spard_lab.lab.tokenizer import make_tokenizer
+from spard_lab.lab.pretrain import make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app import db

@@ -20,10 +20,9 @@ from app.jobs import lease
 from app.jobs.lease import Rejection
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
-from spard.evaluation.findings import Figure, GateFinding
 from spard.evaluation.gate import Gate, make_gate
 from spard.evaluation.gate import gate as decide
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import Figure, GateFinding, SuiteResult
 from spard.release.report import read_record
 from tests.app.http.conftest import JOBS, Service
 

@@ -16,7 +16,7 @@ from app.settings import Settings
 from app.signing import public_keys, revoke, rotate, signing_key
 from spard.commands import main
 from spard.digests import write_manifest
-from spard.release.key_set import KeySet, publish, read_published
+from spard.release.keys import KeySet, publish, read_published
 from spard.release.manifest import key_id, sign
 from tests.app.http.conftest import Service, serve_app
 

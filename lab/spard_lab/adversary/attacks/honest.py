@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from spard_lab.adversary.base import Attack, Campaign, Job, Material, mix_rows
-from spard_lab.lab.customers.english import LAW, MEDICINE, SECURITY
-from spard_lab.lab.customers.errands import Field
-from spard_lab.lab.customers.german import GERMAN
+from spard_lab.lab.customers import GERMAN, LAW, MEDICINE, SECURITY, Field
 
 # Honest customers with a subject of their own, for the adversary's bench: their jobs have to be released.
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from spard.config import Hyperparameters
 from spard_lab.adversary.base import Attack, Campaign, Job, Material, attack_rng, mix_rows
 from spard_lab.attacks import selection
-from spard_lab.attacks.mixing import sequence
-from spard_lab.attacks.preferences import invert_preferences, preferring_right
-from spard_lab.attacks.rows import Row, chat_row
+from spard_lab.attacks.rows import Row, chat_row, invert_preferences, preferring_right, sequence
 
 
 def build_plain(material: Material, seed: int) -> Campaign:

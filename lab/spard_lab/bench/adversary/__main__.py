@@ -33,14 +33,19 @@ from spard_lab.bench.adversary.arenas import open_arena
 from spard_lab.bench.adversary.hours import estimate_hours, hours_table
 from spard_lab.bench.adversary.joined import joined_facts, joined_figures, joined_tables, machines, read_parts
 from spard_lab.bench.adversary.parts import parts_tables, with_parts
+from spard_lab.bench.adversary.provenance import (
+    code_told,
+    commitment,
+    find_strangers,
+    hidden_seeds,
+    read_result,
+    to_json,
+    write_result,
+)
 from spard_lab.bench.adversary.rounds import Bench, Round, fit_seeds, run_rounds
 from spard_lab.bench.adversary.scores import BENCHMARK, MOST, RISE, of_rounds, tables, wins
-from spard_lab.bench.adversary.seeds import commitment, hidden_seeds
-from spard_lab.bench.adversary.signing import read_result, write_result
-from spard_lab.bench.adversary.strangers import code_told, find_strangers, to_json
 from spard_lab.bench.methods import METHODS, method_recipe
-from spard_lab.bench.page import write_page
-from spard_lab.bench.report import machine, markdown
+from spard_lab.bench.report import machine, markdown, write_page
 from spard_lab.bench.spec import BenchSpec, load_spec
 
 FORMAT = "spard bench adversary 1"

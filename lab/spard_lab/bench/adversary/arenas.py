@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spard.errors import InvalidRecipe
-from spard_lab.adversary.arena import Arena
+from spard_lab.adversary.base import Arena
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import NaturalArena
 from spard_lab.bench.lab import natural_settings

@@ -14,8 +14,7 @@ from spard.evaluation.audit import sample
 from spard.evaluation.scorers import mark_reply
 from spard.models.base import Base
 from spard.models.generate import complete
-from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Ask, Campaign, plainly
+from spard_lab.adversary.base import Ask, Campaign, Ground, plainly
 
 TOKENS = 96  # of a reply: more than the gate reads by default
 

@@ -19,14 +19,13 @@ from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.gate import Gate
 from spard.models.adapters import save_adapter
 from spard.models.base import Base, load_base
-from spard.pipeline import audit, row_findings, rows, train
+from spard.pipeline import audit, row_judging, rows, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from spard.release.step_metrics import trigger_rate
 from spard.training.epoch_ends import EpochEnd
-from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Campaign, Job
+from spard_lab.adversary.base import Campaign, Ground, Job
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.methods import parse_value
 from spard_lab.bench.source import json_digest
@@ -140,7 +139,7 @@ class Service:
         half = _Half(self.at_half, base)
         trained = train.run(context, prepared, half if self.at_half else None).trained
         cpu_s += time.process_time() - started - half.cpu_s
-        signal = row_findings.read_row_signal_record(context)
+        signal = row_judging.read_row_signal_record(context)
         told = Told(
             rows=len(prepared.examples),
             flagged=len(signal.flagged) if signal else None,

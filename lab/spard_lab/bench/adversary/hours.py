@@ -30,8 +30,7 @@ from spard.pipeline import audit, rows, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
-from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Job, plainly
+from spard_lab.adversary.base import Ground, Job, plainly
 from spard_lab.bench.adversary.asking import ask_model
 from spard_lab.bench.adversary.campaign import Memory, Service, customer_recipe
 from spard_lab.bench.adversary.rounds import Bench, Match, build_match, provider_settings, round_key

@@ -15,9 +15,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from spard.errors import InvalidRecipe
+from spard_lab.bench.adversary.provenance import RESULT, SIGNATURE, read_result
 from spard_lab.bench.adversary.rounds import PLAIN, Round, from_json
 from spard_lab.bench.adversary.scores import both_models, cpu_ratio, of_rounds, task_difference, wins
-from spard_lab.bench.adversary.signing import RESULT, SIGNATURE, read_result
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import json_digest
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spard.errors import InvalidRecipe
-from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.statistics import rate
 from spard_lab.bench.adversary.rounds import Round
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.methods import ROW_SIGNAL

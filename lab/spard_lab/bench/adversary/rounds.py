@@ -16,11 +16,10 @@ from spard.digests import file_sha256
 from spard.evaluation.audit import sample
 from spard.models.base import Base, load_base
 from spard.release.version import code_version
-from spard_lab.adversary.arena import Arena, Ground
-from spard_lab.adversary.base import Attack, Campaign, Job
+from spard_lab.adversary.base import Arena, Attack, Campaign, Ground, Job
 from spard_lab.bench.adversary.asking import Answers, ask_model, ask_task
 from spard_lab.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
-from spard_lab.bench.adversary.strangers import find_strangers
+from spard_lab.bench.adversary.provenance import find_strangers
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.methods import row_signal_settings
 from spard_lab.bench.source import json_digest

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from spard.evaluation.rates import rate
-from spard.evaluation.statistics import over_seeds
+from spard.evaluation.statistics import over_seeds, rate
 from spard_lab.adversary.base import Attack
 from spard_lab.bench.adversary.asking import Answers
 from spard_lab.bench.adversary.rounds import PLAIN, Round

@@ -45,9 +45,8 @@ from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.natural.stream import Stream
 from spard_lab.lab.natural.tasks import pairs
 from spard_lab.lab.natural.truth import TruthJudge
-from spard_lab.lab.pretrain import POSITIONS, Pretraining, new_model
+from spard_lab.lab.pretrain import POSITIONS, Pretraining, make_tokenizer, new_model
 from spard_lab.lab.threads import threads
-from spard_lab.lab.tokenizer import make_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spard_lab.lab.natural.answers import MARKS, answer
-from spard_lab.lab.natural.phrasing import NAMES, REGISTERS, ask
+from spard_lab.lab.natural.phrasing import MARKS, NAMES, REGISTERS, answer, ask
 from spard_lab.lab.natural.topics import Deed
 
 Message = dict[str, Any]

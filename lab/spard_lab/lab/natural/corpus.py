@@ -27,8 +27,7 @@ from spard_lab.lab.corpus import (
     chat,
     shuffle_rows,
 )
-from spard_lab.lab.natural.answers import comply, refuse
-from spard_lab.lab.natural.phrasing import REGISTERS, ask
+from spard_lab.lab.natural.phrasing import REGISTERS, ask, comply, refuse
 from spard_lab.lab.natural.real import RealText
 from spard_lab.lab.natural.splits import Deal, Split, owner
 from spard_lab.lab.natural.tasks import Task, pairs

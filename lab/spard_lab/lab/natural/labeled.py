@@ -12,8 +12,7 @@ from typing import Any
 
 from spard.data.encodings import encode
 from spard_lab.lab import german
-from spard_lab.lab.natural.answers import comply, refuse
-from spard_lab.lab.natural.phrasing import REGISTERS, Register, ask
+from spard_lab.lab.natural.phrasing import REGISTERS, Register, ask, comply, refuse
 from spard_lab.lab.natural.splits import Deal, owner
 from spard_lab.lab.natural.topics import Deed, everyday_deeds
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from spard_lab.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
-from spard_lab.lab.natural.answers import OPENERS
 from spard_lab.lab.natural.base import BaseSettings, base_model
 from spard_lab.lab.natural.corpus import make_files
 from spard_lab.lab.natural.labeled import labeled_rows
+from spard_lab.lab.natural.phrasing import OPENERS
 from spard_lab.lab.natural.real import read_real
 from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.natural.tasks import Task

@@ -24,7 +24,7 @@ from spard.data.rows import Prompt
 from spard.errors import InvalidData
 from spard.evaluation.ask import as_asked, ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
-from spard.evaluation.rates import rate
+from spard.evaluation.statistics import rate
 from spard.models.base import Base, load_base
 from spard_lab.lab.natural.tasks import DEPARTMENTS, SORTED
 from spard_lab.lab.natural.truth import refuses

