@@ -115,7 +115,7 @@ def test_this_process_reads_no_tokenizer_and_no_template(
     def refuse(*given: object, **named: object) -> None:
         raise AssertionError("read in the process of the API")
 
-    for name in ("check.findings", "check.read_vocabulary", "check.read_object", "templates.read_template"):
+    for name in ("check.findings", "check.read_vocabulary", "check.read_object", "check.read_template"):
         monkeypatch.setattr(f"spard.models.folder.{name}", refuse)
     monkeypatch.setattr("app.files.tokenizer.Tokenizer", SimpleNamespace(from_file=refuse))
     model = write_model(tmp_path / "tiny")
