@@ -3,7 +3,7 @@
 #
 # Guess: `openvino_genai.Tokenizer.apply_chat_template` renders tool calls and their results as transformers does with
 # the same template, or raises.
-# What happens: it tries whether a template renders calls, and looks for the name of an argument in the forms of JSON.
+# What happens: it tries whether a template renders calls, and looks for the name of an argument in a few forms only.
 # The templates of LFM2, LFM2.5 and Muse Glimmer write another form. There the call becomes JSON of OpenVINO's own, and
 # the result becomes a message of the user; nothing is said. Where a template turns a number into text, as Qwen3.5's
 # does, the number has six decimals, so that a small one becomes 0. Render with transformers, and give the text to
