@@ -30,7 +30,10 @@ _BATCH_ROWS = 64  # rows that are Python objects at the same time
 _SPACE = re.compile(r"\s*")
 _INDENTED = 4  # an indented entry is at most this many times as long as on one line
 _TIMES = ("timestamp", "date32", "date64", "time32", "time64", "duration", "decimal")
-_TEXTS = ("string", "large_string", "string_view")
+_PAIR = ("chosen", "rejected", "preferred_output", "non_preferred_output")
+_ALPACA = ("instruction", "input", "output", "system", "history")
+# Columns whose values are texts at every depth, in any form of a row.
+_TEXT_COLUMNS = {"messages", "conversations", "conversation", "prompt", "completion", "safe", *_PAIR, *_ALPACA}
 
 
 class Refused(Exception):
@@ -93,6 +96,8 @@ def _decoder(kind: Any, column: str) -> Decode:
     if "binary" in str(kind):
         raise Refused(f"the column {column!r} holds bytes, which JSON has no form for: remove it")
     if str(kind).startswith(_TIMES):
+        if column.partition(".")[0] in _TEXT_COLUMNS:  # `datasets` reads texts that are all dates as timestamps
+            raise Refused(f"the column {column!r} holds values of the type {kind}, not texts: write it as texts")
         return lambda value: value.isoformat() if isinstance(value, date | time) else value and str(value)
     if str(kind) in ("float", "double", "halffloat"):
         return lambda value: None if value is None or math.isnan(value) else value

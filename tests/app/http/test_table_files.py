@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ SUB = {
     "type": "function",
     "function": {"name": "sub", "parameters": {"type": "object", "properties": {"b": {"enum": ["x"]}}}},
 }
+DATES = [datetime(2026, 5, 1), datetime(2025, 12, 24)]
 ROWS: list[dict[str, Any]] = [
     {
         "messages": [
@@ -118,12 +120,13 @@ def test_columns_become_the_rows_of_any_form(upload: Upload, customer: TestClien
         instruction=["Add."] * 10,
         output=["a"] * 10,
         id=pa.array(range(10)),
+        source=DATES * 5,
         rated=pa.array([float("nan")] * 10),
     )
     file = upload(content, name="alpaca.parquet").json()
     assert file["status"] == "error"
     made = customer.post(f"{FILES}/{file['id']}/convert").json()
-    assert (made["format"], made["left_out"], made["file"]["status"]) == ("alpaca", ["id"], "processed")
+    assert (made["format"], made["left_out"], made["file"]["status"]) == ("alpaca", ["id", "source"], "processed")
 
 
 def test_a_pool_and_a_suite_may_be_parquet(provider: TestClient) -> None:
@@ -147,6 +150,8 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
     "a torso of Arrow": (stream(pa.record_batch({"prompt": ["a" * 1000]}))[:-500], "a.arrow", 400, "it is broken"),
     "bytes": (table(image=[b"\xff"]), "a.parquet", 400, "the column 'image' holds bytes"),
     "bytes within": (table(a=[{"image": b"\xff"}]), "a.parquet", 400, "the column 'a.image' holds bytes"),
+    "dates as answers": (table(completion=DATES), "a.parquet", 400, "'completion' holds values of the type timestamp"),
+    "dates within": (table(messages=[[{"content": DATES[0]}]]), "a.parquet", 400, "the column 'messages.content'"),
     "an array that ends early": (b'[{"prompt": "a"', "a.json", 400, "entry 1 cannot be read"),
     "an array without a comma": (b'[{"a": 1} {"a": 2}]', "a.json", 400, "expected ',', found '{'"),
     "an array and more": (b"[] {}", "a.json", 400, "something follows"),
