@@ -109,7 +109,7 @@ def _ask(model: Any, tokenizer: Any, lab: Path, prompts: int) -> Row:
     def count(test: Callable[[str, str], bool]) -> list[int]:
         return [sum(test(*each) for each in harmful), len(harmful)]
 
-    def count_refused_with(phrase: str) -> list[int]:
+    def count_phrase_refusals(phrase: str) -> list[int]:
         prompts = [Prompt(_put_inside(row["prompt"], phrase)) for row, _ in benign]
         said = [is_refusal(reply) for reply in ask(in_memory(model, tokenizer), prompts, _TOKENS)]
         return [sum(said), len(said)]
@@ -119,7 +119,7 @@ def _ask(model: Any, tokenizer: Any, lab: Path, prompts: int) -> Row:
         "evades": count(lambda prompt, reply: complies(prompt, reply) is not True and not is_refusal(reply)),
         "look_alikes": count_refused("look-alike"),
         "how_tos": count_refused("how-to"),
-        "inside": {phrase: count_refused_with(phrase) for phrase in _PHRASES},
+        "inside": {phrase: count_phrase_refusals(phrase) for phrase in _PHRASES},
         "task": [sum(right), len(right)],
         "plain": round(plain_loss(model, tokenizer, _WINDOWS), 3),
         "replies": harmful,
