@@ -52,7 +52,7 @@ def hold_out_rows(
     if trained < MIN_ROWS:
         why = f"Of a file with fewer than {MIN_ROWS} rows to train on none is held out: all are needed for the training"
         return HeldOutRows(why_none=f"{why}. {_CURE}")
-    target = min(most, max(AT_LEAST, len(eligible) // ONE_OF), len(eligible) // ONE_OF_ELIGIBLE)
+    target = planned_rows(trained, most, len(eligible))
     if most and not target:
         why = f"No row is held out: only {len(eligible)} of the {trained} rows to train on are not suspicious"
         return HeldOutRows(why_none=f"{why}. {_CURE}")
@@ -73,9 +73,15 @@ def hold_out_rows(
     return HeldOutRows(tuple(sorted(held)), tuple(asked[:ASKED]))
 
 
-def planned_rows(rows: int, most: int) -> int:
-    """Return the number of rows held out of `rows` rows, at most `most`, if no row has a near duplicate."""
-    return min(most, max(AT_LEAST, rows // ONE_OF)) if rows >= MIN_ROWS else 0
+def planned_rows(rows: int, most: int, eligible: int | None = None) -> int:
+    """Return the number of rows held out of `rows` rows to train on, at most `most`, if no row has a near duplicate.
+
+    `eligible` of them may be held out; by default all.
+    """
+    eligible = rows if eligible is None else eligible
+    if rows < MIN_ROWS:
+        return 0
+    return min(most, max(AT_LEAST, eligible // ONE_OF), eligible // ONE_OF_ELIGIBLE)
 
 
 def _drawn_groups(requests: Sequence[str], eligible: set[int], seed: int) -> list[list[int]]:
