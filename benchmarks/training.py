@@ -5,6 +5,7 @@ new process. The arms alternate in rounds:
 
 - ours: this project's loop without a defense;
 - one piece: the same loop without splitting a batch into passes, each batch padded to its longest row;
+- rows alone: the same loop, in which the tokens that all rows of a pass begin with go through the model once per row;
 - Trainer: transformers' Trainer with PEFT and batches of rows of similar length;
 - TRL: SFTTrainer with packing into 1,024 tokens, as many packs per batch as its rows fill, if `trl` is installed; it
   also learns the prompts.
@@ -12,7 +13,8 @@ new process. The arms alternate in rounds:
 The table shows the median CPU time of training (the first step's warm-up included) with its range, its ratio to ours in
 the same round, and the padding as a share of the rows' own tokens. The last line is a lower bound (`floor`): the matrix
 products of the rows' tokens with the layers' weights, forward and backward, at the speed measured for one such product.
-Without `--model` the weights are random; without `--rows` the rows are random, with log-normal lengths.
+Without `--model` the weights are random; without `--rows` the rows are random, with log-normal lengths, and begin with
+the same system prompt of `--system` words (none by default).
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ SHAPES = {  # hidden, layers, MLP, heads, key-value heads
     "1b": (2048, 22, 5632, 32, 4),
 }
 VOCABULARY, LONGEST, PACK = 4096, 2048, 1024
-ARMS = ("ours", "one piece", "Trainer", "TRL")
+ARMS = ("ours", "one piece", "rows alone", "Trainer", "TRL")
 
 
 def main() -> None:
@@ -51,7 +53,7 @@ def main() -> None:
         return
     arms = [arm for arm in ARMS if arm != "TRL" or find_spec("trl")]
     with TemporaryDirectory(prefix="spard-training-") as folder:
-        rows = asked.rows or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
+        rows = asked.rows or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed, asked.system)
         model = asked.model or write_model(Path(folder) / "model", rows, asked.size, asked.seed)
         found: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
         for _ in range(asked.rounds):
@@ -99,13 +101,14 @@ def _one(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[st
     torch.set_num_threads(threads)
     if arm == "floor":
         return _floor(model, rows)
-    return _ours(model, rows, batch, is_cut=arm == "ours") if arm in ARMS[:2] else _peer(arm, model, rows, batch)
+    return _ours(arm, model, rows, batch) if arm in ARMS[:3] else _peer(arm, model, rows, batch)
 
 
-def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, float]:
+def _ours(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
     from spard.config import Hyperparameters, NoDefense, Recipe, resolve
     from spard.data.batches import read_examples
     from spard.data.chat import encode_all
+    from spard.models import forward
     from spard.models.base import load_base
     from spard.training import objective
     from spard.training.objective import plan_passes
@@ -115,14 +118,15 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
     rows = encode_all(base.tokenizer, read_examples(path), LONGEST)
 
     def counted_passes(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
-        found = plan_passes(numbers, lengths, most) if is_cut else [[*numbers]]
+        found = [[*numbers]] if arm == "one piece" else plan_passes(numbers, lengths, most)
         padded[0] += sum(len(each) * max(lengths[row] for row in each) for each in found)
         return found
 
     recipe = Recipe(defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=batch))
     resolved = resolve(recipe, len(rows), base.hidden_size)
+    least = 2**62 if arm == "rows alone" else forward.LEAST_SAVED
     begun = time.process_time()
-    with patch.object(objective, "plan_passes", counted_passes):
+    with patch.object(objective, "plan_passes", counted_passes), patch.object(forward, "LEAST_SAVED", least):
         train(
             base, rows, [], recipe, resolved, on_step=lambda step, total, metrics: losses.append(metrics["loss/task"])
         )
@@ -186,16 +190,20 @@ def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
     return {"cpu_s": took, "loss": next(each["loss"] for each in reversed(trainer.state.log_history) if "loss" in each)}
 
 
-def write_rows(path: Path, count: int, seed: int) -> Path:
-    """Write `count` random chats with log-normal numbers of words to a JSONL file and return its path."""
+def write_rows(path: Path, count: int, seed: int, system: int = 0) -> Path:
+    """Write `count` random chats with log-normal numbers of words to a JSONL file and return its path.
+
+    With `system`, all begin with the same system prompt of so many words.
+    """
     rng = Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 7))) for _ in range(3000)]
 
     def text(mean: float) -> str:
         return " ".join(rng.choices(words, k=max(3, min(600, round(rng.lognormvariate(mean, 0.7))))))
 
+    begin = [{"role": "system", "content": " ".join(rng.choices(words, k=system))}] if system else []
     chats = [
-        {"messages": [{"role": "user", "content": text(3.6)}, {"role": "assistant", "content": text(4.2)}]}
+        {"messages": [*begin, {"role": "user", "content": text(3.6)}, {"role": "assistant", "content": text(4.2)}]}
         for _ in range(count)
     ]
     path.write_text("\n".join(map(json.dumps, chats)) + "\n")
@@ -252,6 +260,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a model's folder instead")
     parser.add_argument("--rows", type=Path, help="a training file of chats")
     parser.add_argument("--count", type=int, default=64, help="rows that are drawn without --rows")
+    parser.add_argument("--system", type=int, default=0, help="words of the system prompt of rows that are drawn")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)

@@ -102,16 +102,18 @@ class PassCost:
             head_trained=any(part.requires_grad for part in head.parameters()) if head is not None else False,
         )
 
-    def forward(self, rows: int, length: int, *, has_adapter: bool) -> int:
-        """Return the operations of the decoder's forward pass over padded rows."""
-        tokens = rows * length
-        products = self.weights + (self.adapter if has_adapter else 0)
-        return 2 * (tokens * products + self.attention * rows * length**2)
+    def forward(self, rows: int, length: int, *, has_adapter: bool, before: int = 0) -> int:
+        """Return the operations of the decoder's forward pass over padded rows.
 
-    def backward(self, rows: int, length: int) -> int:
+        `before` counts the tokens of each row whose keys and values are in a cache already.
+        """
+        products = self.weights + (self.adapter if has_adapter else 0)
+        return 2 * rows * length * (products + self.attention * (before + length))
+
+    def backward(self, rows: int, length: int, before: int = 0) -> int:
         """Return the operations of the decoder's backward pass over padded rows; the adapter is always enabled then."""
-        activations = 2 * (rows * length * (self.weights + self.adapter) + 2 * self.attention * rows * length**2)
-        return activations + 2 * rows * length * self.trained
+        products = self.weights + self.adapter + self.trained
+        return 2 * rows * length * (products + 2 * self.attention * (before + length))
 
 
 class OperationCounter:
@@ -128,7 +130,7 @@ class OperationCounter:
         layers = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
         self._adapted: Any = next(layers, None)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
-        self._handles = [decoder.register_forward_hook(self._see_decoder)]
+        self._handles = [decoder.register_forward_hook(self._see_decoder, with_kwargs=True)]
         if head is not None:
             self._handles.append(head.register_forward_hook(self._see_head))
 
@@ -150,18 +152,20 @@ class OperationCounter:
         for handle in self._handles:
             handle.remove()
 
-    def _see_decoder(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def _see_decoder(self, module: nn.Module, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
         states: Tensor = output[0]
         if not self._is_counting:
             return
         rows, length = int(states.shape[0]), int(states.shape[1])
+        cache = named.get("past_key_values")
+        before = int(cache.get_seq_length()) - length if cache is not None else 0
         has_adapter = self._adapted is not None and not self._adapted.disable_adapters
-        forward = self._cost.forward(rows, length, has_adapter=has_adapter)
+        forward = self._cost.forward(rows, length, has_adapter=has_adapter, before=before)
         self.operations += forward
         self.forward_tokens += rows * length
         if states.requires_grad:
             repeated = forward if self._checkpointing else 0
-            backward = self._cost.backward(rows, length) + repeated
+            backward = self._cost.backward(rows, length, before) + repeated
 
             def count(gradient: Tensor) -> None:
                 self.operations += backward
