@@ -23,14 +23,14 @@ from spard.pipeline.context import Context
 from spard.pipeline.development import ending_record
 from spard.pipeline.rows import Rows
 from spard.pipeline.task_check import TaskReply
-from spard.pipeline.train import Tuned
+from spard.pipeline.train import Tuned, is_unfamiliar
 from spard.release.archive import folder_name
 from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
 from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
 from spard.release.records import AfterTuning, ComputeRecord
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, Summary, summarize
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
-from spard.release.task_check import TASK_REPLIES
+from spard.release.task_check import TASK_REPLIES, TaskCheck
 from spard.release.version import code_version
 from spard.training.compute import Compute
 
@@ -128,7 +128,7 @@ def run(
     with context.time_stage("package"):
         heard = audited.kept_transcripts(context)
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
-        check = rows.learning.check if rows.learning else None
+        check = _task_check(context, rows, tuned)
         report = replace(report, ending=ending_record(context, rows, tuned), task_check=check)
         report = replace(report, evidence=evidence.kept_record(context))
         if report.ending:
@@ -147,6 +147,15 @@ def run(
             if is_first:
                 write_manifest(release.adapter, saved | {"proof": asdict(proof)})
     return report
+
+
+def _task_check(context: Context, rows: Rows, tuned: Tuned) -> TaskCheck | None:
+    """Return the check of the task, with what the base model's loss says of the rows' text; None without a check."""
+    if rows.learning is None:
+        return None
+    # A run that starts from an adapter has measured that adapter's loss before the training, not the base model's.
+    before = tuned.before if context.run.start_from is None else None
+    return replace(rows.learning.check, is_unfamiliar=before is not None and is_unfamiliar(context, before.loss))
 
 
 def _report_task(context: Context, report: SafetyReport) -> None:

@@ -45,11 +45,19 @@ def warn_of_unknown_words(context: Context, rows: Rows) -> None:
         return
     places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]
     loss = evaluate_validation(context.base, rows.task, context.recipe, None, sorted(set(places))).loss
-    by_chance = math.log(context.base.model.get_input_embeddings().weight.shape[0])
-    if loss > CLEARLY * by_chance:
+    if is_unfamiliar(context, loss):
         text = f"The base model has not learned words like your file's: it expects its answers with {loss:.1f} nats a "
-        text += f"token, and by guessing among all tokens it would be {by_chance:.1f}. Training will hardly teach them"
-        context.report.warning(f"{text}; choose a base model that has read such text.")
+        text += f"token, and by guessing among all tokens it would be {_loss_by_chance(context):.1f}. Training will "
+        context.report.warning(f"{text}hardly teach them; choose a base model that has read such text.")
+
+
+def is_unfamiliar(context: Context, loss: float) -> bool:
+    """Return True if this loss of the base model, in nats per token, is clearly above that of a uniform guess."""
+    return loss > CLEARLY * _loss_by_chance(context)
+
+
+def _loss_by_chance(context: Context) -> float:
+    return math.log(context.base.model.get_input_embeddings().weight.shape[0])
 
 
 # Micro-batches: the pieces in which a batch goes through the GPU.

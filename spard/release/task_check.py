@@ -38,12 +38,15 @@ class TaskCheck:
     rows      number of rows, for the losses too
     replies   number of their requests that were asked of both models
     is_pairs  True for preference pairs, whose loss is the DPO loss: ln 2 before the training
+    is_unfamiliar  True if the base model's loss on the rows is clearly above that of a uniform guess among all tokens:
+              it has not read such text
     """
 
     source: Literal["held_out", "validation_file", "none"]
     rows: int = 0
     replies: int = 0
     is_pairs: bool = False
+    is_unfamiliar: bool = False
     why_none: str = ""
 
 
@@ -71,17 +74,19 @@ def describe_task(check: TaskCheck, losses: Mapping[str, Losses]) -> TaskWords:
         return TaskWords("Nothing was measured before the training.", f"Loss on {rows}: {after.loss:.2f} nats a token.")
     figures = f"Loss on {rows}: {before.loss:.2f} nats a token before, {after.loss:.2f} after. "
     figures += f"Next token right: {before.accuracy:.0%} before, {after.accuracy:.0%} after."
+    unfamiliar = "The base model has not read text like this: choose another one." if check.is_unfamiliar else ""
     if after.loss > before.loss * (1 + _CLEARLY):
         note = "Fewer epochs or a lower learning rate may help: a model that learns its rows by heart does so."
-        return TaskWords("It predicts answers that it has not seen worse than the base model.", figures, note, "doubt")
+        headline = "It predicts answers that it has not seen worse than the base model."
+        return TaskWords(headline, figures, unfamiliar or note, "doubt")
     if after.loss > before.loss * (1 - _CLEARLY):
         note = "Little was learned, or the base model knew the task."
         headline = "It predicts answers that it has not seen no better than the base model."
-        return TaskWords(headline, figures, note, "doubt")
+        return TaskWords(headline, figures, unfamiliar or note, "doubt")
     headline = "It predicts answers that it has not seen better than the base model."
     if after.accuracy < _FEW_RIGHT:
         note = f"It still gets only {after.accuracy:.0%} of the next tokens right: read what it replies."
-        return TaskWords(headline, figures, note)
+        return TaskWords(headline, figures, f"{note} {unfamiliar}".strip())
     return TaskWords(headline, figures, look="good")
 
 

@@ -111,7 +111,7 @@ def test_five_requests_are_asked_of_both_models_with_their_system_prompt(held_ou
 def test_the_report_has_counts_and_no_text(held_out_run: Ran) -> None:
     _, out, outcome, told = held_out_run
     report = json.loads((out / "safety.json").read_text())
-    counts = {"source": "held_out", "rows": 5, "replies": 5, "is_pairs": False, "why_none": ""}
+    counts = {"source": "held_out", "rows": 5, "replies": 5, "is_pairs": False, "is_unfamiliar": False, "why_none": ""}
     assert report["task_check"] == counts
     assert SafetyReport.from_json(report).task_check == outcome.report.task_check
     for text in (SYSTEM["content"], "It is", "makes"):
@@ -228,6 +228,13 @@ def test_the_losses_are_told_in_words(before: float, after: float, accuracy: flo
     assert f"{before:.2f} nats a token before, {after:.2f} after" in found.figures
     assert f"10% before, {accuracy:.0%} after" in found.figures
     assert bool(found.note) == (look != "good")
+
+
+def test_a_base_model_that_has_not_read_such_text_is_named_in_place_of_settings() -> None:
+    check = TaskCheck("held_out", 5, 5, is_unfamiliar=True)
+    for after, accuracy in ((8.0, 0.1), (12.0, 0.1), (3.0, 0.2)):
+        losses = {"base": Evaluation(9.0, 0, 0.0, 9), "adapter": Evaluation(after, 0, accuracy, 9)}
+        assert "choose another one" in describe_task(check, losses).note
 
 
 def test_preference_pairs_are_held_out_too_and_told_as_pairs(

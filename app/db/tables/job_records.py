@@ -286,6 +286,7 @@ class TaskCheckJson(TypedDict):
     rows: int
     replies: int
     is_pairs: bool
+    is_unfamiliar: NotRequired[bool]  # the base model has not read such text; not in records of earlier versions
     why_none: str
     base: TokenLossJson | None
     adapter: TokenLossJson | None

@@ -53,17 +53,23 @@ def undecided_sentence(gate: GateRecord) -> str:
     )
 
 
-def next_steps(job: JobOut, gate: GateRecord | None) -> tuple[str, ...]:
+def next_steps(job: JobOut, report: SafetyReport | None) -> tuple[str, ...]:
     """Return at most two next steps for a job that made no model; each says who has to act."""
-    return tuple(_steps(job, gate))[:2]
+    return tuple(_steps(job, report))[:2]
 
 
-def _steps(job: JobOut, gate: GateRecord | None) -> Iterator[str]:
+def _steps(job: JobOut, report: SafetyReport | None) -> Iterator[str]:
     if job.status != JobStatus.failed or job.error is None:
         return
     if not is_held_back(job):
         yield from _EARLY.get(job.error["code"], ())
         return
+    if report and report.task_check and report.task_check.is_unfamiliar:
+        yield (
+            "Choose another base model: this one has not read text like your file's, and expects its answers no better "
+            "than by chance."
+        )
+    gate = report.gate if report else None
     figures = gate.figures if gate else ()
     kinds = {each.finding for each in (gate.findings if gate else None) or ()}
     if "unmeasured_judge" in kinds:

@@ -287,7 +287,7 @@ def view(
     return View(
         verdict=verdict(job, report, undefended),
         tiles=tuple(tiles(report)) if report and report.adapter else (),
-        next_steps=next_steps(job, report.gate if report else None),
+        next_steps=next_steps(job, report),
         measures=tuple(_measures(job, report, undefended)) if report else (),
         suites=tuple(_suites(report)) if report else (),
         asked=report.asked if report else (),

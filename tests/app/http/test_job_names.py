@@ -21,6 +21,7 @@ from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate, gate, make_gate, worse
 from spard.evaluation.results import GateFinding, SuiteResult
 from spard.release.report import GateRecord
+from spard.release.task_check import TaskCheck
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_dashboard import SignIn, sign_in  # noqa: F401 - fixture
 from tests.app.http.test_report import REPORT
@@ -99,6 +100,14 @@ def test_an_inconclusive_page_says_in_a_sentence_what_hung_and_two_next_steps(
     assert steps
     assert steps.group().count("<li>") == 2
     assert "riskiest rows" in steps.group()
+
+
+def test_a_base_model_that_has_not_read_such_text_is_the_first_thing_to_change(
+    sign_in: SignIn, service: Service, job_id: str
+) -> None:
+    hold_back(service, OPEN, task_check=asdict(TaskCheck("held_out", 5, 5, is_unfamiliar=True)))
+    page = sign_in().get(f"/jobs/{job_id}").text
+    assert re.search(r'id="next">.*?<ol class="reasons"><li>Choose another base model', page, re.DOTALL)
 
 
 def test_the_provider_is_named_where_only_the_provider_can_act(sign_in: SignIn, service: Service, job_id: str) -> None:
