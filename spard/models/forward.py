@@ -30,14 +30,16 @@ def final_states(model: Any, ids_BT: Tensor) -> Tensor:
     """Return the final hidden states `[B, T, D]` of token ids `[B, T]`."""
     decoder, shared = model.get_decoder(), _shared_tokens(model, ids_BT)
     with ignore_packing():
-        if not shared:
-            states_BTD: Tensor = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
-            return states_BTD
-        cache = DynamicCache(config=model.config)
-        first_1PD = decoder(input_ids=ids_BT[:1, :shared], past_key_values=cache, use_cache=True).last_hidden_state
-        cache.batch_repeat_interleave(len(ids_BT))
-        own_BND = decoder(input_ids=ids_BT[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state
-    return torch.cat([first_1PD.expand(len(ids_BT), -1, -1), own_BND], dim=1)
+        if shared:
+            cache = DynamicCache(config=model.config)
+            first_1PD = decoder(input_ids=ids_BT[:1, :shared], past_key_values=cache, use_cache=True).last_hidden_state
+            # A model that keeps its states elsewhere would compute the rest as if nothing came before it.
+            if cache.get_seq_length() == shared:
+                cache.batch_repeat_interleave(len(ids_BT))
+                rest = decoder(input_ids=ids_BT[:, shared:], past_key_values=cache, use_cache=True)
+                return torch.cat([first_1PD.expand(len(ids_BT), -1, -1), rest.last_hidden_state], dim=1)
+        states_BTD: Tensor = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
+    return states_BTD
 
 
 def _shared_tokens(model: Any, ids_BT: Tensor) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, MistralConfig, Phi3Config
+from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Phi3Config
 
 from spard.config import Lora, Recipe
 from spard.config.defenses.none import NoDefense
@@ -91,6 +91,17 @@ WHOLE = {
 def test_a_model_that_cannot_share_gets_whole_rows(kind: str) -> None:
     model = make(WHOLE[kind])
     assert lengths_seen(model, lambda: final_states(model, rows())) == [(ROWS, 60)]
+
+
+def test_a_model_that_keeps_nothing_in_the_cache_gets_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(DynamicCache):
+        def update(self, keys: Tensor, values: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            return keys, values
+
+    model, ids_BT = make(CONFIGS["llama"](**SIZES)).eval(), rows()
+    expected = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
+    monkeypatch.setattr(forward, "DynamicCache", Elsewhere)
+    assert away([final_states(model, ids_BT).detach()], [expected.detach()]) < 1e-5
 
 
 def test_few_shared_tokens_are_not_worth_a_call_of_their_own() -> None:
