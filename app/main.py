@@ -52,10 +52,10 @@ from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
 from app.keys import browser_sessions
 from app.keys import service as keys
-from app.ops import logs, metrics, periodic, preflight, tracing
+from app.ops import lifecycle, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
+from app.ops.lifecycle import when_told_to_stop
 from app.ops.readiness import Readiness, Saturation
-from app.ops.shutdown import when_told_to_stop
 from app.routes import ROUTERS, WEBHOOKS, reference_pages
 from app.settings import Settings, get_settings
 from app.storage import QUICK, StorageFull, open_storage
@@ -129,7 +129,7 @@ def served_app(settings: Settings) -> FastAPI:
     raise_limit()
     app = create_app(settings)
     shared_routes.build(_ROUTES)
-    periodic.spare_requests()
+    lifecycle.spare_requests()
     return app
 
 
@@ -181,7 +181,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
             name="lost calls",
             daemon=True,
         ),
-        Thread(target=periodic.collect_garbage, args=(stop,), name="garbage", daemon=True),
+        Thread(target=lifecycle.collect_garbage, args=(stop,), name="garbage", daemon=True),
         Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
 

@@ -34,7 +34,7 @@ from app.db.tables import (
 from app.files import service as files
 from app.objects import generation_mark, reconciler
 from app.objects.reconciler import kept_attempts
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.storage import Storage
 
 _AT_ONCE = 100

@@ -29,11 +29,21 @@ from app.settings import Settings
 from app.storage import Storage
 from spard.config.patience import Patience
 from worker.embedding_shards import EmbeddingShards
-from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, failure, is_job_s_own, outer_failure, why_killed
+from worker.failures import (
+    DISK_FULL,
+    FAULTS,
+    Failed,
+    Failure,
+    Fault,
+    MemoryKills,
+    failure,
+    is_job_s_own,
+    outer_failure,
+    why_killed,
+)
 from worker.heartbeat import STORAGE, Heart, Meter
 from worker.inputs import fill
 from worker.listener import DATABASE_AWAY, Cancelled, Listener, Lost, Overdue, Stalled, Stopping
-from worker.memory_kills import MemoryKills
 from worker.metrics import LOST, StageClock, WorkerMetrics
 from worker.process import Child
 from worker.progress import Journal

@@ -25,7 +25,7 @@ from app.jobs.fleet import Presence
 from app.jobs.lease import Claim
 from app.jobs.needs import Room
 from app.ops import preflight
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
@@ -35,8 +35,8 @@ from worker.attempt import Attempt, Backend
 from worker.fitness import Fitness, check_disk, look
 from worker.metrics import serve_metrics
 from worker.nodes import Nodes
-from worker.preload import Wanted, prefetch_key
 from worker.process import COMMAND, Child, environment
+from worker.protocol import Wanted, prefetch_key
 from worker.sandbox import Cell
 from worker.sinks import feed
 from worker.workdir import Folder, read_assignment

@@ -14,7 +14,7 @@ from app.db import now, transaction
 from app.db.tables import Job, JobStatus
 from app.jobs import events, transitions
 from app.jobs.lease import OVERDUE
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 
 log = logging.getLogger(__name__)
 

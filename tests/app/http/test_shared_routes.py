@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from app.deps import SettingsDep
 from app.http import shared_routes
 from app.main import create_app, served_app
-from app.ops import periodic
+from app.ops import lifecycle
 from app.routes import catalog, inference
 from app.settings import Settings
 from tests.app.http.conftest import FILES, Service
@@ -61,7 +61,7 @@ def test_routes_are_built_once_for_each_inclusion(adapter_builds: Built) -> None
 def test_a_server_has_built_its_routes_before_the_first_request(
     settings: Settings, adapter_builds: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(periodic, "spare_requests", lambda: None)  # it would change the collector of this process
+    monkeypatch.setattr(lifecycle, "spare_requests", lambda: None)  # it would change the collector of this process
     monkeypatch.setattr("app.main._ROUTES", shared_routes.include(catalog.models, inference.router))
     client = TestClient(served_app(settings))
     before = adapter_builds.count
