@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from app import callers, db, retention
+from app import callers, db, keys, retention
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
 from app.dashboard.viewer import sign_in_redirect
@@ -48,10 +48,8 @@ from app.inference.call_leases import ledger_folder
 from app.inference.engines import server_watch
 from app.inference.service import Serving
 from app.inference.vllm import unload_withdrawn
-from app.jobs import later_audits, reaper
+from app.jobs import later_audits, lease
 from app.jobs.stream import Streams
-from app.keys import browser_sessions
-from app.keys import service as keys
 from app.ops import lifecycle, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
 from app.ops.lifecycle import when_told_to_stop
@@ -95,7 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     # Two clients of one storage: reads while a client waits give up early, writes are patient.
     app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
     app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
-    app.state.common_threads = CommonThreads(settings.requests_at_once, browser_sessions.COOKIE)
+    app.state.common_threads = CommonThreads(settings.requests_at_once, keys.COOKIE)
     app.state.counters = Counters(settings.counting_processes)
     app.state.saturation = Saturation(app.state.lanes)
     app.state.readiness = Readiness(settings, app.state.engine, app.state.quick_storage, app.state.saturation)
@@ -174,7 +172,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
         Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox", daemon=True),
         Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
-        Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
+        Thread(target=lease.run_reaper, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
         Thread(
             target=call_leases.run,
             args=(app.state.engine, ledger_folder(settings), stop, settings.reap_s),

@@ -22,7 +22,7 @@ from app.checkpoints.records import last_stored_step
 from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
 from app.errors import AppError
-from app.jobs import attempts, lease
+from app.jobs import lease, transitions
 from app.jobs.lease import Claim
 from app.ops import tracing
 from app.settings import Settings
@@ -133,7 +133,7 @@ def after_kill(settings: Settings, claim: Claim, job: Job, what: Failure) -> End
 
     The delay doubles with each stop of the job. The cause of the kill may pass, or exist on this machine only.
     """
-    delay_s = min(settings.killed_wait_s * 2.0 ** (attempts.stops(job) - 1), _LONGEST_KILL_WAIT_S)
+    delay_s = min(settings.killed_wait_s * 2.0 ** (transitions.count_stops(job) - 1), _LONGEST_KILL_WAIT_S)
     reason, error = as_clause(what), what.error()
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, avoid_s=2 * delay_s)
 
@@ -145,7 +145,7 @@ def after_failure(
 
     `blames_job`: nothing outside the job explains the failure, so a second failure at the same place ends the job.
     """
-    delay_s = settings.poll_s * 2.0 ** (attempts.stops(job) - 1)
+    delay_s = settings.poll_s * 2.0 ** (transitions.count_stops(job) - 1)
     error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s)
 

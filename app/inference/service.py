@@ -29,7 +29,7 @@ from app.inference.engines import Engines, open_engines
 from app.inference.guard import FILTERED, open_guard
 from app.inference.protocol import Ask, Proof, Said, engine_lost, name_field
 from app.inference.released import Released, check_again
-from app.keys.service import Principal
+from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
 

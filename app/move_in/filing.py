@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from app.move_in.api import Api, refusal
-from app.move_in.golden import model_jobs
 from app.move_in.ledger import Ledger, MoveInFailed, Record
 from app.move_in.mapping import NotThere, idempotency_key, map_request, notes
 from app.move_in.read import ENDED, Download, is_whole
+from app.move_in.replies import model_jobs
 
 POLL_S = 5.0
 _FILES = 10_000  # files on a page

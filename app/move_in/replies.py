@@ -1,14 +1,14 @@
 """Read prompts, ask a model all of a plan's prompts, each several times, and store each reply at once.
 
 Prompts come from a user's own file, or from the rows of a job's files. Because replies are stored at once, a crash
-loses few requests.
+loses few requests. The plan of golden replies says which prompts an old model is asked while it still answers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,3 +262,66 @@ def ask_plan(
     if refused:
         tell(f"{model}: {refused} requests were refused; ask them again with --again")
     return refused == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The user's choice: prompts from a file (else from the model's own job), a sample size, and sampling settings.
+
+    `replies` is the number of replies to each prompt.
+    """
+
+    file: Path | None
+    sample: int | None
+    sampling: Record
+    replies: int
+
+
+def model_jobs(ledger: Ledger) -> dict[str, Record]:
+    """Return the account's jobs by the fine-tuned model that they made."""
+    return {job["fine_tuned_model"]: job for job in ledger.all("job").values() if job.get("fine_tuned_model")}
+
+
+def make_plan(ledger: Ledger, model: str, choice: Choice) -> tuple[Plan, dict[str, Prompt]]:
+    """Return the plan for a model and its prompts by id; raise `MoveInFailed` if there are no prompts."""
+    if choice.file is not None:
+        prompts, source = read_prompts(choice.file, choice.file.name), choice.file.name
+    else:
+        job = model_jobs(ledger).get(model)
+        if job is None:
+            raise MoveInFailed(f"No job of the account made {model}; name prompts of your own with --prompts.")
+        prompts, source = of_job(ledger, job), f"files of {job['id']}"
+    if choice.sample is not None:
+        prompts = sample(prompts, choice.sample)
+    if not prompts:
+        raise MoveInFailed(f"There are no prompts in {source}.")
+    return Plan(prompts=[*prompts], sampling=choice.sampling, replies=choice.replies, source=source), prompts
+
+
+def make_plans(
+    ledger: Ledger, models: Collection[str], choice: Choice, tell: Callable[[str], None]
+) -> dict[str, tuple[Plan, dict[str, Prompt]]]:
+    """Return plan and prompts by model; if several models are asked, report and skip those without prompts."""
+    if not models:
+        raise MoveInFailed("The account has no fine-tuned model; name one with --model.")
+    found = {}
+    for model in models:
+        try:
+            found[model] = make_plan(ledger, model, choice)
+        except MoveInFailed as error:
+            if len(models) == 1 or choice.file is not None:
+                raise
+            tell(f"{model} left: {error}")
+    return found
+
+
+def keep_plan(
+    ledger: Ledger, model: str, chosen: Plan, prompts: dict[str, Prompt], tell: Callable[[str], None]
+) -> None:
+    """Store a model's plan and prompts in the ledger before asking; a comparison uses the latest plan."""
+    for key, prompt in prompts.items():
+        ledger.put("prompt", key, prompt)
+    known = ledger.get("plan", model)
+    if known and known["sampling"] != chosen["sampling"]:
+        tell(f"{model}: the comparison will use the new settings of sampling; replies under the old ones are kept")
+    ledger.put("plan", model, chosen)

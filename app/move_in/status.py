@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from app.move_in.golden import model_jobs
 from app.move_in.ledger import Ledger, Record
-from app.move_in.replies import GOLDEN, Plan, missing
+from app.move_in.replies import GOLDEN, Plan, missing, model_jobs
 
 
 def summary(ledger: Ledger) -> Record:

@@ -15,8 +15,7 @@ from app.inference.answers import EventStream, RepliesDep, send_whole, unless_go
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
 from app.inference.guard import open_guard
-from app.inference.response_schemas import ResponseCreate
-from app.inference.responses import ResponseOut
+from app.inference.responses import ResponseCreate, ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
 from app.inference.service import Serving
 from app.policies import service as policies

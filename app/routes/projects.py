@@ -7,14 +7,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from app import keys as api_keys
 from app import quotas
 from app.db.tables import ApiKey, StoredReply
 from app.deps import AdminDep, ProviderSessionDep, ReadDep
 from app.http.pagination import Page
 from app.inference import calls
 from app.inference.calls import StoredRepliesDeleted, StoredReplyList
-from app.keys import admin
-from app.keys.admin import KeyCreate, KeyList, KeyOut, KeySecret
+from app.keys import KeyCreate, KeyList, KeyOut, KeySecret
 from app.quotas import ProjectCreate, ProjectList, ProjectOut, QuotaSet, UsageList
 
 projects = APIRouter(prefix="/v1/admin", tags=["provider"])
@@ -62,13 +62,13 @@ def list_keys(
     project_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None,
 ) -> dict[str, object]:
     """List the keys of a project, or of all projects; including revoked ones."""
-    return {"data": admin.list_keys(session, project_id)}
+    return {"data": api_keys.list_keys(session, project_id)}
 
 
 @keys.post("", response_model=KeySecret)
 def create_key(ask: KeyCreate, session: ProviderSessionDep, caller: AdminDep) -> dict[str, object]:
     """Create a key; its secret is shown only in this answer."""
-    key, secret = admin.create(session, caller, ask)
+    key, secret = api_keys.issue_key(session, caller, ask)
     return {"key": key, "secret": secret}
 
 
@@ -80,14 +80,14 @@ def rotate_key(
     overlap_s: Annotated[int, Query(ge=0, le=2_592_000)] = 86_400,
 ) -> dict[str, object]:
     """Create a key to replace an old one, which stays valid for `overlap_s` more seconds."""
-    key, secret = admin.rotate(session, caller, key_id, timedelta(seconds=overlap_s))
+    key, secret = api_keys.rotate_key(session, caller, key_id, timedelta(seconds=overlap_s))
     return {"key": key, "secret": secret}
 
 
 @keys.delete("/{key_id}", response_model=KeyOut)
 def revoke_key(key_id: str, session: ProviderSessionDep, caller: AdminDep) -> ApiKey:
     """Revoke a key at once."""
-    return admin.revoke(session, key_id)
+    return api_keys.revoke_key(session, key_id)
 
 
 @stored_replies.get("", response_model=StoredReplyList)

@@ -17,7 +17,7 @@ from app.http.lanes import Lane
 from app.http.middleware import Envelope
 from app.jobs import stream
 from app.jobs.stream import Cursor
-from app.keys.service import Principal
+from app.keys import Principal
 from app.ops import lifecycle
 from app.ops.metrics import RequestMetrics
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from app import objects, retention, uploads
+from app import keys, objects, retention, uploads
 from app.catalog import imports, removal
 from app.catalog import service as catalog
 from app.db import read, transaction
@@ -30,7 +30,6 @@ from app.files import derived, upload
 from app.files.validation import Limits
 from app.http.bodies import Form
 from app.jobs import erasure
-from app.keys import service as keys
 from app.objects import generation_mark, reconciler
 from app.storage import Storage
 from app.uploads import UploadComplete, UploadCreate

@@ -72,7 +72,7 @@ def _checks(side: Side | None, port: int | None) -> Iterator[Finding]:
 
 
 def _service(port: int | None) -> Iterator[Finding]:
-    from app.commands.doctor import deployment, machine, stores
+    from app.commands.doctor import deployment, machine
     from app.commands.doctor.findings import problem
     from app.errors import Unfit
     from app.settings import misspelled_variables, read_settings
@@ -84,8 +84,8 @@ def _service(port: int | None) -> Iterator[Finding]:
         return
     for name, like in misspelled_variables(settings).items():
         yield problem("settings", f"{name} is no setting and is ignored.", f"if you mean {like}, set that")
-    yield from machine.checks(settings, port)
-    yield from stores.checks(settings)
+    yield from machine.machine_checks(settings, port)
+    yield from machine.store_checks(settings)
     yield from deployment.checks(settings)
 
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.commands.client import Client, connect, get
-from app.commands.downloads import Saved, download
+from app.commands.client import Client, Saved, connect, download, get
 from app.commands.jobs.running import JobId
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows, warn
 from spard.errors import InvalidKey, NotProved

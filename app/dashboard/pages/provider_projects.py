@@ -6,15 +6,13 @@ from fastapi import APIRouter, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app import db, quotas
+from app import db, keys, quotas
 from app.dashboard.rendering import page
 from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, ReadDep
 from app.errors import AppError
 from app.http.validation_errors import read
-from app.keys import admin as keys
-from app.keys.admin import KeyCreate
-from app.keys.service import is_good
+from app.keys import KeyCreate, is_good
 from app.quotas import ProjectCreate, QuotaSet
 
 router = APIRouter(include_in_schema=False, prefix="/provider/projects")
@@ -81,7 +79,7 @@ def create_key(project_id: str, request: Request, sent: SentDep, begin: Provider
         body |= {"expires_in_s": int(days) * _DAY_S if days.isdecimal() else days} if days else {}
         ask = read(KeyCreate, body)
         with begin() as session:
-            _, secret = keys.create(session, viewer.principal, ask)
+            _, secret = keys.issue_key(session, viewer.principal, ask)
     except AppError as error:
         return _again(request, sent, look, project_id, error)
     with look() as session:
@@ -95,7 +93,7 @@ def revoke(
     """Revoke a key at once."""
     try:
         with begin() as session:
-            keys.revoke(session, key_id)
+            keys.revoke_key(session, key_id)
     except AppError as error:
         return _again(request, sent, look, project_id, error)
     return RedirectResponse(f"/provider/projects/{project_id}", 303)

@@ -12,8 +12,7 @@ from sqlalchemy import Engine, update
 from app.db import now, read, transaction
 from app.db.tables import Job, JobStatus
 from app.jobs import lease, scheduling, transitions
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap_once
+from app.jobs.lease import Claim, reap_once
 from app.launchers import kubernetes, reconcile
 from app.launchers.kubernetes import KubernetesLauncher
 from app.launchers.reconcile import Bounds
