@@ -23,7 +23,6 @@ from app.commands.terminal import CommandFailed, warn
 
 if TYPE_CHECKING:
     import httpx2  # slow to import, and `spard --help` does not need it
-    from httpx2 import Response
 
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -336,7 +335,7 @@ def _part_tag(part: Path, path: Path) -> str:
     return match.group(1) if match else ""
 
 
-def _tag(answer: Response) -> str:
+def _tag(answer: httpx2.Response) -> str:
     """Return a response's ETag if it is valid in a file name, else `untagged`."""
     tag = answer.headers.get("etag", "").strip('"')
     return tag if _PART.fullmatch(f".{tag}.part") else _NO_TAG

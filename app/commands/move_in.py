@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.commands.terminal import Json, say, show_json, show_rows
-from app.move_in import OPENAI
-from app.move_in.mapping import NUMBERS
+from app.move_in import NUMBERS, OPENAI
 
 if TYPE_CHECKING:
     from app.move_in.api import Source
@@ -78,8 +77,8 @@ def read_account(
     """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if a file is missing."""
     from app.commands.move_in_clients import Place, account  # slow to import, and `spard --help` does not need it
     from app.move_in import read
+    from app.move_in.filing import next_step, summary
     from app.move_in.ledger import open_ledger
-    from app.move_in.status import next_step, summary
 
     with account(Place(base_url, source.source if source else None, api_version), patience) as api:
         if dry_run:
@@ -229,8 +228,8 @@ def compare_models(
 @move_in.command("status")
 def show_status(folder: Folder, as_json: Json = False) -> None:
     """Show what was read, asked and filed so far, and the next command to run."""
+    from app.move_in.filing import next_step, summary
     from app.move_in.ledger import open_read_only
-    from app.move_in.status import next_step, summary
 
     with open_read_only(folder) as ledger:
         found = summary(ledger)

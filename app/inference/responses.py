@@ -9,11 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from app.http.schemas import LenientBody, Refusal
+from app.inference.completions import Sieve, ToolCall
 from app.inference.json_limits import Loose, ReplySchema, Schema
 from app.inference.protocol import Ask, Finish, Message
 from app.inference.schemas import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart, choice
 from app.inference.service import Reply
-from app.inference.tool_calls import Sieve, ToolCall
 
 Included = Literal[  # OpenAI's list of additional output
     "code_interpreter_call.outputs",

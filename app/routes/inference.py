@@ -10,10 +10,9 @@ from starlette.responses import Response
 
 from app.deps import CustomerDep, ReadDep, SettingsDep
 from app.errors import HasNone
-from app.inference import chat, completions, responses
+from app.inference import completions, responses
 from app.inference.answers import EventStream, RepliesDep, send_whole, unless_gone
-from app.inference.chat import ChatCompletion
-from app.inference.completions import Completion
+from app.inference.completions import ChatCompletion, Completion
 from app.inference.guard import open_guard
 from app.inference.responses import ResponseCreate, ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
@@ -40,8 +39,8 @@ async def create_chat_completion(
     async def answer() -> Response:
         reply = await replies.open(caller, ask.model, ask.ask(), "chat.completions")
         if ask.stream:
-            return EventStream(replies, reply, chat.chunks(reply, ask))
-        return await send_whole(replies, reply, chat.whole(reply, ask))
+            return EventStream(replies, reply, completions.chat_chunks(reply, ask))
+        return await send_whole(replies, reply, completions.chat_completion(reply, ask))
 
     return await unless_gone(request, answer)
 
@@ -55,8 +54,8 @@ async def create_completion(
     async def answer() -> Response:
         reply = await replies.open(caller, ask.model, ask.ask(), "completions")
         if ask.stream:
-            return EventStream(replies, reply, completions.chunks(reply, ask))
-        return await send_whole(replies, reply, completions.whole(reply, ask))
+            return EventStream(replies, reply, completions.text_chunks(reply, ask))
+        return await send_whole(replies, reply, completions.text_completion(reply, ask))
 
     return await unless_gone(request, answer)
 

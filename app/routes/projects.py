@@ -1,16 +1,22 @@
-"""Projects, for the provider: their limits and usage, their API keys, and texts that are stored under a policy."""
+"""Projects, for the provider: their limits and usage, their API keys, and texts that are stored under a policy.
+
+Also the audit log, for keys with the scope `admin`: what the provider and others did in all projects.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
+from app import audit_log, quotas
 from app import keys as api_keys
-from app import quotas
+from app.audit_log import EntryList, VerificationOut
 from app.db.tables import ApiKey, StoredReply
-from app.deps import AdminDep, ProviderSessionDep, ReadDep
+from app.deps import AdminDep, LookDep, ProviderSessionDep, ReadDep, ReadsDep
 from app.http.pagination import Page
 from app.inference import calls
 from app.inference.calls import StoredRepliesDeleted, StoredReplyList
@@ -20,6 +26,7 @@ from app.quotas import ProjectCreate, ProjectList, ProjectOut, QuotaSet, UsageLi
 projects = APIRouter(prefix="/v1/admin", tags=["provider"])
 Unix = Annotated[int, Query(ge=0, le=253_402_300_799)]  # until the year 9999
 keys = APIRouter(prefix="/v1/admin/keys", tags=["provider"])
+log = APIRouter(prefix="/v1/admin/audit_log", tags=["provider"])
 stored_replies = APIRouter(prefix="/v1/admin/projects/{project_id}/stored_replies", tags=["provider"])
 Limit = Annotated[int, Query(ge=1, le=100)]
 
@@ -102,3 +109,21 @@ def list_stored_replies(
 def erase_stored_replies(project_id: str, session: ProviderSessionDep, caller: AdminDep) -> StoredRepliesDeleted:
     """Erase all stored prompts and replies of a project."""
     return StoredRepliesDeleted(project_id=project_id, deleted=calls.erase_replies(session, project_id))
+
+
+@log.get("", response_model=EntryList)
+def list_entries(
+    session: ReadDep,
+    caller: AdminDep,
+    action: Annotated[str | None, Query(pattern=r"^[a-z_]+\.[a-z_]+$", max_length=64)] = None,
+    after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> audit_log.Entries:
+    """List who did what to what, newest first."""
+    return audit_log.entries(session, action, after, limit)
+
+
+@log.get("/verification", response_model=VerificationOut)
+async def verify_log(caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
+    """Recompute every hash of the log, as `spard audit-log verify` does."""
+    return await reads.answer(partial(audit_log.verification, look))

@@ -21,9 +21,8 @@ from sqlalchemy import Engine, text
 
 from app import keys, signing
 from app.commands import data_folder
+from app.commands.doctor import Finding, deployment, machine
 from app.commands.doctor import client as client_side
-from app.commands.doctor import deployment, machine
-from app.commands.doctor.findings import Finding
 from app.db import downgrade_schema, make_engine, transaction
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Corpus, Job, Outbox

@@ -30,7 +30,7 @@ from app.files import derived, upload
 from app.files.validation import Limits
 from app.http.bodies import Form
 from app.jobs import erasure
-from app.objects import generation_mark, reconciler
+from app.objects import reconciler
 from app.storage import Storage
 from app.uploads import UploadComplete, UploadCreate
 from tests.app.http.conftest import chat, jsonl, pool, rows
@@ -92,7 +92,7 @@ class Warehouse:
 
     def wrong(self) -> list[str]:
         """Whatever rows and objects do not agree on, by the rows, by the reconciler, and by the intents left."""
-        there = {item.key for item in self.plain.list()} - {generation_mark.KEY}
+        there = {item.key for item in self.plain.list()} - {reconciler.MARK_KEY}
         with read(self.engine) as session:
             named = set(self._named_keys(session))
             wrong = [f"intent left: {key}" for key in session.scalars(select(ObjectIntent.storage_key))]

@@ -20,8 +20,7 @@ from app import db, keys, signing
 from app.catalog import service as catalog
 from app.catalog.checklist import Point, corpus_points, model_points
 from app.catalog.fitness import require_fit
-from app.commands.doctor import machine
-from app.commands.doctor.findings import Finding, note, ok, problem
+from app.commands.doctor import Finding, machine, note, ok, problem
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
 from app.errors import AppError, Unfit

@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from app import db, objects
 from app.broker_address import read_broker_address
 from app.commands.data_folder import running_service
-from app.commands.doctor.findings import Finding, note, ok, problem
+from app.commands.doctor import Finding, note, ok, problem
 from app.errors import Unfit
 from app.http.connections import SERVER, UNBOUNDED
 from app.ops import gpus, preflight
