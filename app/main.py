@@ -37,7 +37,7 @@ from app.errors import (
     UnsupportedMedia,
 )
 from app.files.counting import Counters
-from app.http import bodies, openapi, shared_routes
+from app.http import bodies, openapi
 from app.http.connections import raise_limit
 from app.http.lanes import CommonThreads, Lanes, Slots
 from app.http.middleware import Envelope, problem
@@ -45,8 +45,7 @@ from app.http.rate_limit import KeyThrottle, RateLimits
 from app.http.validation_errors import first_fault
 from app.inference import call_leases
 from app.inference.call_leases import ledger_folder
-from app.inference.engines import server_watch
-from app.inference.service import Serving
+from app.inference.service import Serving, server_watch
 from app.inference.vllm import unload_withdrawn
 from app.jobs import later_audits, lease
 from app.jobs.stream import Streams
@@ -64,7 +63,7 @@ log = logging.getLogger(__name__)
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _LOCKED_RETRY_S = 5
 _JOIN_S = 3.0  # seconds that background threads have to end
-_ROUTES = shared_routes.include(reference_pages.router, *ROUTERS, *PAGES)
+_ROUTES = openapi.share_routes(reference_pages.router, *ROUTERS, *PAGES)
 _ANSWERING = ("chat/completions", "completions", "responses", "moderations")
 _ELSEWHERE = ("embeddings", "batches", "evals", "images", "audio", "assistants", "threads")
 _AZURE = ("/openai/", "/deployments/", "/v1/deployments/")  # the last two with a base_url
@@ -126,7 +125,7 @@ def served_app(settings: Settings) -> FastAPI:
     """Return the application for a process that only serves it, with its routes built in advance."""
     raise_limit()
     app = create_app(settings)
-    shared_routes.build(_ROUTES)
+    openapi.build_routes(_ROUTES)
     lifecycle.spare_requests()
     return app
 

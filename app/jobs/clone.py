@@ -14,8 +14,8 @@ from app.catalog import fitness
 from app.db import Begin
 from app.db.tables import File, Job
 from app.errors import AppError, InvalidState
-from app.files import derived
 from app.files import service as files
+from app.files import upload
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
@@ -189,4 +189,4 @@ def _reduce_file(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> F
     lines = set(risky_lines(read_report(storage, old.report_key)))
     if not lines:
         raise InvalidState("The report of this job names no risky row to leave out.", code="no_risky_rows")
-    return derived.store_without_lines(storage, begin, old.file, lines, limits)
+    return upload.store_without_lines(storage, begin, old.file, lines, limits)

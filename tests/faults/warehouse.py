@@ -26,7 +26,7 @@ from app.db.tables import (
     Upload,
     UploadPart,
 )
-from app.files import derived, upload
+from app.files import upload
 from app.files.validation import Limits
 from app.http.bodies import Form
 from app.jobs import erasure
@@ -126,7 +126,7 @@ class Warehouse:
         file = self._file(jsonl(*[{"conversations": talk}] * 10))
         content = jsonl(*[chat(talk[0]["value"])] * 10)
         return Request(
-            lambda: derived.convert(self.storage, self.begin, file, LIMITS),
+            lambda: upload.convert_file(self.storage, self.begin, file, LIMITS),
             lambda made: self._is_there(File, made.file.id, content),
         )
 

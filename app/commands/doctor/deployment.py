@@ -25,7 +25,7 @@ from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
 from app.errors import AppError, Unfit
 from app.inference.clients import Clients
-from app.inference.engines import server_watch
+from app.inference.service import server_watch
 from app.jobs import fleet
 from app.jobs.fleet import WorkerOut
 from app.ops.preflight import AT_OPENAI, check_judge, is_at_openai

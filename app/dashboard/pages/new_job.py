@@ -29,7 +29,7 @@ from app.deps import (
     upload_form,
 )
 from app.errors import AppError, InvalidRequest, NotFound
-from app.files import derived, preview, upload
+from app.files import preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
 from app.files.schemas import Validation
@@ -210,7 +210,7 @@ def _new_job_view(
         faults=faults,
         min_rows=settings.min_rows,
         held_out_rows=settings.held_out_rows,
-        is_convertible=found is not None and derived.is_convertible(found),
+        is_convertible=found is not None and upload.is_convertible(found),
     )
 
 
