@@ -98,6 +98,8 @@ def _read_calls(body: str) -> list[ToolCall] | None:
     return found
 
 
+# Build chat completions.
+
 Reason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -279,6 +281,9 @@ def _chat_choice(index: int, choice: _ChatChoice, with_logprobs: bool) -> Choice
 def _call_delta(index: int, call: ToolCall) -> dict[str, object]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": index, "id": call.id, "type": "function", "function": function}
+
+
+# Build legacy text completions.
 
 
 class TextLogprobs(BaseModel):

@@ -357,7 +357,7 @@ class _StorageMark:
 
 
 def renew_mark(storage: Storage, begin: Begin) -> ObjectMark:
-    """Compare both marks and raise them; a mismatch stays recorded in the row until `accept` is called.
+    """Compare both marks and raise them; a mismatch stays recorded in the row until `accept_database` is called.
 
     If the storage has another database's mark, neither is raised.
     """

@@ -42,7 +42,7 @@ def repeat(task: Callable[[], object], stop: Event, every_s: float, failure: str
 def spare_requests() -> None:
     """Exempt all current objects from collection, turn off automatic full collections, and switch threads faster.
 
-    Call it once at the start, and leave the full collections to `run`.
+    Call it once at the start, and leave the full collections to `collect_garbage`.
     """
     gc.collect()
     gc.freeze()
