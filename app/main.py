@@ -53,7 +53,7 @@ from app.ops import lifecycle, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
 from app.ops.lifecycle import when_told_to_stop
 from app.ops.readiness import Readiness, Saturation
-from app.routes import ROUTERS, WEBHOOKS, reference_pages
+from app.routes import ROUTERS, WEBHOOKS
 from app.settings import Settings, get_settings
 from app.storage import QUICK, StorageFull, open_storage
 from app.webhooks.delivery import Courier
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _LOCKED_RETRY_S = 5
 _JOIN_S = 3.0  # seconds that background threads have to end
-_ROUTES = openapi.share_routes(reference_pages.router, *ROUTERS, *PAGES)
+_ROUTES = openapi.share_routes(openapi.reference_pages, *ROUTERS, *PAGES)
 _ANSWERING = ("chat/completions", "completions", "responses", "moderations")
 _ELSEWHERE = ("embeddings", "batches", "evals", "images", "audio", "assistants", "threads")
 _AZURE = ("/openai/", "/deployments/", "/v1/deployments/")  # the last two with a base_url
@@ -84,7 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    reference_pages.mount_files(app)
+    openapi.mount_files(app)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to replace it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
