@@ -25,7 +25,6 @@ from app.db.base import new_id, utc_now
 from app.db.tables import File
 from app.db.tables.files import FINE_TUNE
 from app.errors import InvalidRequest, InvalidState
-from app.files import service
 from app.files import service as files
 from app.files.findings import summary
 from app.files.preview import read_rows
@@ -92,7 +91,7 @@ def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: 
         with begin() as session:
             writing.keep(session, key)
             quotas.check_file(session, file)
-            service.add(session, file)
+            files.add(session, file)
     return file
 
 

@@ -40,7 +40,7 @@ from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.files.schemas import FileDeleted
 from app.http.pagination import note_deleted
-from app.jobs import later_outcomes, project_models, service
+from app.jobs import later_outcomes, project_models
 from app.jobs import service as jobs
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.objects import served_adapters
@@ -84,7 +84,7 @@ def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -
     """
     with begin() as session:
         if not objects.has_deletions(session, project_id, file_id):
-            job_id = service.adapter_job(session, files.get(session, project_id, file_id))
+            job_id = jobs.adapter_job(session, files.get(session, project_id, file_id))
             if job_id is not None and session.get(DeletedModel, job_id) is None:
                 model = session.get_one(Job, job_id).fine_tuned_model or f"the model of {job_id}"
                 raise InvalidState(f"{file_id} is the archive of {model}; it is deleted with the model.")

@@ -1,4 +1,4 @@
-"""Find a project's own models by name, fine-tuned models of its jobs and released checkpoints, and train on from one.
+"""Find a project's own models by name (fine-tuned models and released checkpoints), and start jobs from them.
 
 A model whose audit failed may be used by the provider, and by its project while a waiver is in force.
 
@@ -15,7 +15,6 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import db
-from app.catalog import service
 from app.catalog import service as catalog
 from app.db.tables import TERMINAL, BaseModelEntry, Job, JobCheckpoint
 from app.db.tables.job_records import Adapter, SafetySummary
@@ -97,7 +96,7 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
         return job.adapter if model and catalog.find_tuned_job(session, job.project_id, model) else None
     if checkpoint.storage_key is None or checkpoint.sha256 is None:
         return None
-    if service.is_withheld(session, checkpoint.safety, service.last_later_audit(session, job.id, checkpoint.step)):
+    if catalog.is_withheld(session, checkpoint.safety, catalog.last_later_audit(session, job.id, checkpoint.step)):
         return None
     return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
 

@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app import audit_log, db, quotas
-from app.catalog import service
+from app.catalog import service as catalog
 from app.db import Begin
 from app.db.base import new_id
 from app.db.tables import ApiKey, DeletedModel, File, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus
@@ -206,7 +206,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
     # A later audit may have withheld a model that was released before.
-    if service.is_withheld(session, job.safety, service.last_later_audit(session, job.id)):
+    if catalog.is_withheld(session, job.safety, catalog.last_later_audit(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
     project_models.check_release(session, caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
