@@ -19,14 +19,12 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from app import audit_log, db
+from app import audit_log, db, keys
 from app.audit_log import CALLER, Caller
 from app.errors import Forbidden, HasNone, NotFound, Unauthorized
 from app.http.lanes import common_threads
 from app.http.rate_limit import KeyThrottle, RateLimits
-from app.keys import browser_sessions
-from app.keys import service as keys
-from app.keys.service import Principal, Recognized
+from app.keys import Principal, Recognized
 from app.settings import Settings
 
 _USE_WAIT_S = 1.0
@@ -83,7 +81,7 @@ def _note_use(engine: Engine, found: Recognized) -> None:
 
 def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
     """Return the principal of a signed-in browser; None if it is not signed in any more."""
-    cookie = request.cookies.get(browser_sessions.COOKIE)
+    cookie = request.cookies.get(keys.COOKIE)
     if not cookie:
         return None
     with db.read(engine) as session:
@@ -94,7 +92,7 @@ def signed_in_browser(request: Request, engine: Engine, settings: Settings, call
 def _recognize_browser(
     request: Request, session: Session, settings: Settings, caller: Caller, cookie: str
 ) -> Recognized | None:
-    found = browser_sessions.recognize_cookie(session, cookie)
+    found = keys.recognize_cookie(session, cookie)
     if found:
         own = found.requests_per_minute
         _admit(request, caller, found.principal, settings.requests_per_minute if own is None else own)

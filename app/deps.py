@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from app import audit_log, db
+from app import audit_log, db, keys
 from app.audit_log import CALLER, Caller
 from app.callers import NO_KEY, Answers, reader, recognize_key, request_caller, require_scope, signed_in_browser
 from app.db import Begin
@@ -27,8 +27,7 @@ from app.files.validation import Limits
 from app.http import bodies
 from app.http.bodies import Form
 from app.http.lanes import Lane, Lanes, Share, Slots, common_threads
-from app.keys import browser_sessions
-from app.keys.service import Principal
+from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
 from app.uploads import PART_BYTES
@@ -176,7 +175,7 @@ class _Answering(SecurityBase):
     async def __call__(self, request: Request) -> Answers:
         """Return the request's `Answers`; raise 401 for a request with neither key nor cookie."""
         credentials = await _bearer(request)
-        cookie = request.cookies.get(browser_sessions.COOKIE) or ""
+        cookie = request.cookies.get(keys.COOKIE) or ""
         if credentials is None and not cookie:
             raise Unauthorized(NO_KEY)
         return Answers(request, credentials.credentials if credentials else None, cookie)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from app import callers, db, retention
+from app import callers, db, keys, retention
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
 from app.dashboard.viewer import sign_in_redirect
@@ -37,7 +37,7 @@ from app.errors import (
     UnsupportedMedia,
 )
 from app.files.counting import Counters
-from app.http import bodies, openapi, shared_routes
+from app.http import bodies, openapi
 from app.http.connections import raise_limit
 from app.http.lanes import CommonThreads, Lanes, Slots
 from app.http.middleware import Envelope, problem
@@ -45,18 +45,15 @@ from app.http.rate_limit import KeyThrottle, RateLimits
 from app.http.validation_errors import first_fault
 from app.inference import call_leases
 from app.inference.call_leases import ledger_folder
-from app.inference.engines import server_watch
-from app.inference.service import Serving
+from app.inference.service import Serving, server_watch
 from app.inference.vllm import unload_withdrawn
-from app.jobs import later_audits, reaper
+from app.jobs import later_audits, lease
 from app.jobs.stream import Streams
-from app.keys import browser_sessions
-from app.keys import service as keys
-from app.ops import logs, metrics, periodic, preflight, tracing
+from app.ops import lifecycle, logs, metrics, preflight, tracing
 from app.ops.broker import Dispatcher
+from app.ops.lifecycle import when_told_to_stop
 from app.ops.readiness import Readiness, Saturation
-from app.ops.shutdown import when_told_to_stop
-from app.routes import ROUTERS, WEBHOOKS, reference_pages
+from app.routes import ROUTERS, WEBHOOKS
 from app.settings import Settings, get_settings
 from app.storage import QUICK, StorageFull, open_storage
 from app.webhooks.delivery import Courier
@@ -66,7 +63,7 @@ log = logging.getLogger(__name__)
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _LOCKED_RETRY_S = 5
 _JOIN_S = 3.0  # seconds that background threads have to end
-_ROUTES = shared_routes.include(reference_pages.router, *ROUTERS, *PAGES)
+_ROUTES = openapi.share_routes(openapi.reference_pages, *ROUTERS, *PAGES)
 _ANSWERING = ("chat/completions", "completions", "responses", "moderations")
 _ELSEWHERE = ("embeddings", "batches", "evals", "images", "audio", "assistants", "threads")
 _AZURE = ("/openai/", "/deployments/", "/v1/deployments/")  # the last two with a base_url
@@ -87,7 +84,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    reference_pages.mount_files(app)
+    openapi.mount_files(app)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to replace it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
@@ -95,7 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     # Two clients of one storage: reads while a client waits give up early, writes are patient.
     app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
     app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
-    app.state.common_threads = CommonThreads(settings.requests_at_once, browser_sessions.COOKIE)
+    app.state.common_threads = CommonThreads(settings.requests_at_once, keys.COOKIE)
     app.state.counters = Counters(settings.counting_processes)
     app.state.saturation = Saturation(app.state.lanes)
     app.state.readiness = Readiness(settings, app.state.engine, app.state.quick_storage, app.state.saturation)
@@ -128,8 +125,8 @@ def served_app(settings: Settings) -> FastAPI:
     """Return the application for a process that only serves it, with its routes built in advance."""
     raise_limit()
     app = create_app(settings)
-    shared_routes.build(_ROUTES)
-    periodic.spare_requests()
+    openapi.build_routes(_ROUTES)
+    lifecycle.spare_requests()
     return app
 
 
@@ -174,14 +171,14 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
         Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox", daemon=True),
         Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
-        Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
+        Thread(target=lease.run_reaper, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
         Thread(
             target=call_leases.run,
             args=(app.state.engine, ledger_folder(settings), stop, settings.reap_s),
             name="lost calls",
             daemon=True,
         ),
-        Thread(target=periodic.collect_garbage, args=(stop,), name="garbage", daemon=True),
+        Thread(target=lifecycle.collect_garbage, args=(stop,), name="garbage", daemon=True),
         Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
 

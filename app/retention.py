@@ -32,9 +32,9 @@ from app.db.tables import (
     WorkerRow,
 )
 from app.files import service as files
-from app.objects import generation_mark, reconciler
+from app.objects import reconciler
 from app.objects.reconciler import kept_attempts
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.storage import Storage
 
 _AT_ONCE = 100
@@ -57,7 +57,7 @@ class Sweeper:
         """Sweep once, and compare rows and storage if that is due."""
         sweep(self._storage, self._begin)
         with self._begin() as session:
-            is_due = generation_mark.claim_check(session, self._check_every)
+            is_due = reconciler.claim_check(session, self._check_every)
         if is_due:
             reconciler.check(self._storage, self._begin)
 
@@ -68,9 +68,9 @@ def sweep(storage: Storage, begin: Begin) -> None:
     sweep_attempts(begin)
     with begin() as session:
         uploads.expire(session)
-    mark = generation_mark.renew_if_due(storage, begin)
+    mark = reconciler.renew_mark_if_due(storage, begin)
     # A database restored from a backup has intents of writes that were finished since; nothing is given up then.
-    objects.sweep(storage, begin, give_up=generation_mark.is_trusted(mark))
+    objects.sweep(storage, begin, give_up=reconciler.is_trusted(mark))
     prune(begin)
     with begin() as session:
         is_old = WebhookDelivery.created_at < db.clock(session) - _DELIVERIES_STAY

@@ -23,7 +23,7 @@ from app.http.pagination import place, select_deleted_position
 from app.http.schemas import Body, UnixTime
 from app.jobs import events, transitions
 from app.jobs.project_models import fine_tuned_model
-from app.keys.service import Principal
+from app.keys import Principal
 from app.objects import served_adapters
 from app.settings import Settings
 from app.signing import signing_key

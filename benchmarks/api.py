@@ -28,10 +28,9 @@ from pathlib import Path
 import psutil
 from sqlalchemy import Engine, insert
 
-from app import db
+from app import db, keys
 from app.db.tables import BaseModelEntry, File, Job, JobStatus, Project
 from app.db.tables.files import FINE_TUNE
-from app.keys import service as keys
 from benchmarks.pages import job_rows
 from tests import servers
 

@@ -30,6 +30,7 @@ import httpx2
 import uvicorn
 from sqlalchemy import Engine, select
 
+from app import keys
 from app.db import make_engine, read, transaction, upgrade_schema
 from app.db.tables import BaseModelEntry, InferenceCall, Project, Quota
 from app.http.connections import BoundedHttp
@@ -37,7 +38,6 @@ from app.inference.call_leases import complete_lost, ledger_folder
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof, Said
 from app.inference.released import Released
-from app.keys import service as keys
 from app.main import served_app
 from app.settings import Settings
 from benchmarks import billing_outages

@@ -32,10 +32,9 @@ from typing import Any
 import boto3
 import psutil
 
-from app import db
+from app import db, keys
 from app.db.tables import BaseModelEntry, Project
 from app.files.counting import Allowance, Counters
-from app.keys import service as keys
 from app.ops.processes import python
 from benchmarks.overload import Plan, overload
 from spard.data.jsonl import numbered_texts

@@ -32,8 +32,8 @@ from spard.config import DISGUISES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 from worker.inputs import file_digests
-from worker.preload import Wanted, prefetch_key
 from worker.process import COMMAND, Child, environment
+from worker.protocol import Wanted, prefetch_key
 from worker.sandbox import Cell
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 

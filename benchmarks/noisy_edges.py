@@ -36,9 +36,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from app import db
+from app import db, keys
 from app.db.tables import Project, Quota
-from app.keys import service as keys
 from app.ops.processes import python
 from tests import servers
 from tests.spard.parts import write_model

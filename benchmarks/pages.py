@@ -23,12 +23,11 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import Engine, event, insert
 
-from app import audit_log, db
+from app import audit_log, db, keys
 from app.db.base import utc_now
 from app.db.tables import HeldAdapter, Job, JobStatus, Project, WebhookDelivery, WebhookEndpoint
 from app.jobs import fleet
 from app.jobs.fleet import Presence
-from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
 from tests.app.parts import SPEC

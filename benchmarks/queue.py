@@ -20,12 +20,12 @@ from pathlib import Path
 
 from sqlalchemy import Engine, insert
 
+from app import keys
 from app.db import make_engine, transaction, upgrade_schema
 from app.db.base import new_id, utc_now
 from app.db.tables import Job, Project
 from app.db.tables.job_records import JobError
 from app.jobs import lease
-from app.keys import service as keys
 from tests import servers
 
 PROJECTS, THREADS = 50, 2

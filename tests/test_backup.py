@@ -17,10 +17,10 @@ import boto3
 import pytest
 from fastapi.testclient import TestClient
 
+from app import keys
 from app.db import transaction
 from app.db.tables import JobStatus
 from app.jobs import lease
-from app.keys import service as keys
 from app.main import create_app
 from tests import servers
 from tests.narrowing import require

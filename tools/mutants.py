@@ -51,7 +51,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "app/jobs/lease.py": _OF_LEASES,
     "app/jobs/transitions.py": _OF_LEASES,
     "app/quotas.py": ("tests/app/test_quotas.py", "tests/app/http/test_quotas.py"),
-    "app/keys/service.py": ("tests/app/test_keys.py", "tests/app/test_key_edges.py"),
+    "app/keys.py": ("tests/app/test_keys.py", "tests/app/test_key_edges.py"),
     "app/webhooks/address.py": ("tests/app/test_webhook_address.py",),
     "spard/release/manifest.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
     "spard/digests.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from app.errors import Unfit
 from app.ops import logs, tracing
-from app.ops.shutdown import until_told
+from app.ops.lifecycle import until_told
 from app.ops.supervisor import announce_ready
 from app.settings import get_settings
 from worker.worker import Worker

@@ -22,18 +22,28 @@ from app.checkpoints.records import last_stored_step
 from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
 from app.errors import AppError
-from app.jobs import attempts, lease
+from app.jobs import lease, transitions
 from app.jobs.lease import Claim
 from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
 from spard.config.patience import Patience
 from worker.embedding_shards import EmbeddingShards
-from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, failure, is_job_s_own, outer_failure, why_killed
+from worker.failures import (
+    DISK_FULL,
+    FAULTS,
+    Failed,
+    Failure,
+    Fault,
+    MemoryKills,
+    failure,
+    is_job_s_own,
+    outer_failure,
+    why_killed,
+)
 from worker.heartbeat import STORAGE, Heart, Meter
 from worker.inputs import fill
 from worker.listener import DATABASE_AWAY, Cancelled, Listener, Lost, Overdue, Stalled, Stopping
-from worker.memory_kills import MemoryKills
 from worker.metrics import LOST, StageClock, WorkerMetrics
 from worker.process import Child
 from worker.progress import Journal
@@ -123,7 +133,7 @@ def after_kill(settings: Settings, claim: Claim, job: Job, what: Failure) -> End
 
     The delay doubles with each stop of the job. The cause of the kill may pass, or exist on this machine only.
     """
-    delay_s = min(settings.killed_wait_s * 2.0 ** (attempts.stops(job) - 1), _LONGEST_KILL_WAIT_S)
+    delay_s = min(settings.killed_wait_s * 2.0 ** (transitions.count_stops(job) - 1), _LONGEST_KILL_WAIT_S)
     reason, error = as_clause(what), what.error()
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, avoid_s=2 * delay_s)
 
@@ -135,7 +145,7 @@ def after_failure(
 
     `blames_job`: nothing outside the job explains the failure, so a second failure at the same place ends the job.
     """
-    delay_s = settings.poll_s * 2.0 ** (attempts.stops(job) - 1)
+    delay_s = settings.poll_s * 2.0 ** (transitions.count_stops(job) - 1)
     error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s)
 

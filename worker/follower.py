@@ -19,10 +19,10 @@ import structlog
 
 from app.errors import Unfit
 from app.ops import logs
-from app.ops.shutdown import until_told
+from app.ops.lifecycle import until_told
 from app.settings import Settings, get_settings
 from worker import gpu
-from worker.memory_kills import Memory, MemoryKills
+from worker.failures import Memory, MemoryKills
 from worker.nodes import LOST_S, Wire
 from worker.process import COMMAND, Child, environment
 from worker.sandbox import Cell, Given

@@ -30,8 +30,7 @@ import structlog
 
 from app.errors import Unfit
 from app.settings import Settings
-from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed, why_killed
-from worker.memory_kills import Memory
+from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed, Memory, why_killed
 from worker.protocol import MAX_LINE, Message, parse
 from worker.sandbox import Given
 from worker.workdir import Folder, Meeting, read_assignment

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from app.catalog.model_files import parameters
-from app.inference.memory import available_mb
+from app.ops.processes import available_mb
 from spard.digests import model_file_name
 from spard.models.base import Base, read_base
 from spard.models.sharding import shard_
-from worker.preload import Wanted, parse_prefetch
+from worker.protocol import Wanted, parse_prefetch
 
 _SINGLE = 4  # bytes of a number in float32
 _LOOK_S = 1.0  # between two checks of the free memory

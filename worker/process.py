@@ -24,8 +24,7 @@ from app.ops.processes import python
 from worker.failures import SERVER_ERROR
 from worker.judge_calls import Desk, as_line
 from worker.nodes import Nodes
-from worker.preload import Wanted
-from worker.protocol import MAX_LINE, Message, parse
+from worker.protocol import MAX_LINE, Message, Wanted, parse
 from worker.sandbox import Cell, Given, sandbox_paths
 from worker.workdir import Folder
 

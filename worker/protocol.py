@@ -1,21 +1,29 @@
-"""The messages from a child to its parent: one JSON object a line, with its `kind`.
+"""The messages between a child and its parent, one line each.
 
-The kinds are those of `spard.pipeline.messages`, with checkpoint paths relative to the job's folder, and these:
+The child writes JSON objects with their `kind`. The kinds are those of `spard.pipeline.messages`, with checkpoint paths
+relative to the job's folder, and these:
 
 kind        fields
 failed      code, message, param, retryable
 cached      entry, made: a tensor of the machine's cache that was read; made is true if it was just computed
 ask         id, judge, system, user: a question to a judge; the answer is a line with id, and text or error
+
+The parent writes the name of a job's folder to a waiting child. Before that it may name a base model (`Wanted`) that
+the child reads ahead: the one that the previous job used.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from threading import Lock
 
+from spard.config import Quantization
 from spard.pipeline.messages import Message as Message
 from spard.pipeline.messages import Reporter
+from worker.workdir import Assignment
 
 MAX_LINE = 1 << 20
 
@@ -55,3 +63,33 @@ def parse(line: bytes) -> Message | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A base model as a job loads it: folder, revision, quantization, and the digests of its files.
+
+    Two equal objects load the same weights, bit for bit.
+    """
+
+    model: str
+    revision: str | None
+    quantization: Quantization
+    weights: Mapping[str, str]
+
+    def line(self) -> str:
+        """Return the line that asks a child to read this model; it begins with "{", as no folder's path does."""
+        return json.dumps(asdict(self))
+
+
+def prefetch_key(assignment: Assignment) -> Wanted | None:
+    """Return the base model that a job's child loads; None if ranks load it, or the files' digests are unknown."""
+    if assignment.processes > 1 or not assignment.weights:
+        return None
+    run = assignment.run
+    return Wanted(run.model, run.revision, run.recipe.quantization, dict(assignment.weights))
+
+
+def parse_prefetch(line: str) -> Wanted | None:
+    """Parse a line from the worker: return the base model to read ahead, or None if the line is a job's folder."""
+    return Wanted(**json.loads(line)) if line.startswith("{") else None

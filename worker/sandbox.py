@@ -18,7 +18,7 @@ from spard.isolation import landlock, reach, walls
 from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from worker.judge_calls import Desk, KeyOf, Tell, judge_endpoints
-from worker.preload import Wanted
+from worker.protocol import Wanted
 from worker.workdir import Folder, read_assignment
 
 

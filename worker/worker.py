@@ -20,12 +20,12 @@ from app import locked_folders
 from app.db import make_engine, read, transaction, why
 from app.db.tables import Job, JobStatus
 from app.db.tables.jobs import PRESENCE_EVERY_S
-from app.jobs import events, fleet, lease, reaper, scheduling
+from app.jobs import events, fleet, lease, scheduling
 from app.jobs.fleet import Presence
 from app.jobs.lease import Claim
 from app.jobs.needs import Room
 from app.ops import preflight
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
@@ -35,8 +35,8 @@ from worker.attempt import Attempt, Backend
 from worker.fitness import Fitness, check_disk, look
 from worker.metrics import serve_metrics
 from worker.nodes import Nodes
-from worker.preload import Wanted, prefetch_key
 from worker.process import COMMAND, Child, environment
+from worker.protocol import Wanted, prefetch_key
 from worker.sandbox import Cell
 from worker.sinks import feed
 from worker.workdir import Folder, read_assignment
@@ -71,7 +71,7 @@ class Worker:
         self._settings = settings
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)
         self._backend = Backend(settings, make_engine(settings.database()), storage, signing_key(settings))
-        self._reaper_rounds = reaper.Rounds()
+        self._reaper_rounds = lease.ReaperRounds()
         self._fitness = Fitness(settings, self._backend.metrics, environment(settings), probe)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._cell = Cell.from_settings(settings)
@@ -187,7 +187,7 @@ class Worker:
 
     def _reap(self) -> None:
         """Requeue jobs whose lease has ended; every worker does this for all jobs, and so does the API."""
-        if reaper.reap_once(self._backend.engine, self._reaper_rounds):
+        if lease.reap_once(self._backend.engine, self._reaper_rounds):
             self.wake()
 
 

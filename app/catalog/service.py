@@ -1,24 +1,30 @@
-"""Read and add base models, by alias, and versions of pools and suites, of which the newest of a name is current."""
+"""Read and add base models, by alias, and versions of pools and suites, of which the newest of a name is current.
+
+Models in lists are marked: served without attestation, released by an older audit, or audited again later. A later
+audit overrides the audit that released the model: if it did not pass, the model is withheld whatever the policy says;
+if it passed, the model has the later audit's version.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, ScalarSelect, Select, and_, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app import audit_log, db
-from app.catalog import badges
 from app.catalog.fitness import Inspected, known_tool_support
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
+from app.db.tables.jobs import WHOLE_JOB
 from app.errors import NotFound
 from app.policies import service as policies
 from app.policies.schemas import Serving
 from spard.config import defenses
+from spard.release.version import AUDIT_VERSION
 
 POOL = "pool"
 HARMFUL = "harmful"
@@ -65,9 +71,9 @@ def models(session: Session, project_id: str, serving: Serving | None = None) ->
     """Return the base models and the project's fine-tuned models; `serving` saves reading the policy again."""
     serving = serving or policies.serving(session)
     tuned = session.scalars(_select_tuned_jobs(serving, project_id).order_by(Job.created_at)).all()
-    later = badges.latest_by_job(session, [job.id for job in tuned])
+    later = last_later_audits(session, [job.id for job in tuned])
     found = [*map(_offered_model, base_models(session)), *(_tuned_model(job, later.get(job.id)) for job in tuned)]
-    return [badges.mark_attestation(each, serving) for each in found]
+    return [mark_attestation(each, serving) for each in found]
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
@@ -75,11 +81,11 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     entry = session.get(BaseModelEntry, model)
     serving = policies.serving(session)
     if entry is not None:
-        return badges.mark_attestation(_offered_model(entry), serving)
+        return mark_attestation(_offered_model(entry), serving)
     job = find_tuned_job(session, project_id, model, serving)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return badges.mark_attestation(_tuned_model(job, badges.latest(session, job.id)), serving)
+    return mark_attestation(_tuned_model(job, last_later_audit(session, job.id)), serving)
 
 
 def find_tuned_job(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
@@ -248,7 +254,7 @@ def _select_tuned_jobs(serving: Serving, project_id: str) -> Select[Job]:
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > db.now())
-    is_kept = badges.is_there(serving)
+    is_kept = is_not_withheld(serving)
     return select(Job).where(Job.project_id == project_id, is_there, is_out, is_kept)
 
 
@@ -259,4 +265,72 @@ def _offered_model(entry: BaseModelEntry) -> ModelOut:
 def _tuned_model(job: Job, later: LaterAudit | None) -> ModelOut:
     ended = job.finished_at or job.created_at
     shown = ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)
-    return badges.mark_audit(shown, job.safety, later)
+    return mark_audit(shown, job.safety, later)
+
+
+# Mark models in lists by their audits and by the server that answers for them, and withhold models.
+
+PASSED = "pass"
+
+
+def mark_attestation(model: ModelOut, serving: Serving) -> ModelOut:
+    """Return the model, marked with `attested=False` if an unattested server answers for it."""
+    is_named = any(each.model == model.id for each in serving.unattested)
+    return model.model_copy(update={"attested": False}) if is_named else model
+
+
+def mark_audit(model: ModelOut, safety: Mapping[str, object] | None, later: LaterAudit | None) -> ModelOut:
+    """Return the model, marked with the version of its audit if that is older than today's, and of its later audit."""
+    again = later.audit_version if later else None
+    older = older_audit(safety) if again is None else again if again < AUDIT_VERSION else None
+    return model.model_copy(update={"older_audit": older, "later_audit": again})
+
+
+def older_audit(safety: Mapping[str, object] | None) -> int | None:
+    """Return the version of a job's or checkpoint's audit if it is older than today's, else None.
+
+    Results without a version are of version 1.
+    """
+    version = (safety or {}).get("audit_version", 1)
+    return version if isinstance(version, int) and version < AUDIT_VERSION else None
+
+
+def is_withheld(session: Session, safety: Mapping[str, object] | None, later: LaterAudit | None) -> bool:
+    """Return True if a released model is withheld: by its later audit, or by the policy for older audits."""
+    if later is not None and later.decision != PASSED:
+        return True
+    is_of_today = older_audit(safety) is None or (later is not None and later.audit_version >= AUDIT_VERSION)
+    return not is_of_today and not serves_older(policies.serving(session))
+
+
+def serves_older(serving: Serving) -> bool:
+    """Return True if the policy serves models whose only decision is by an older audit."""
+    return serving.older_audits == "serve" or (serving.older_audits == "ask_again" and serving.until_asked == "serve")
+
+
+def last_later_audit(session: Session, job_id: str, step: int = WHOLE_JOB) -> LaterAudit | None:
+    """Return the last decided later audit of a job's model (or of the checkpoint of `step`), or None."""
+    of_model = (LaterAudit.job_id == job_id) & (LaterAudit.step == step) & LaterAudit.decided_at.is_not(None)
+    return session.scalar(select(LaterAudit).where(of_model).order_by(LaterAudit.round.desc()).limit(1))
+
+
+def last_later_audits(session: Session, job_ids: Iterable[str]) -> dict[str, LaterAudit]:
+    """Return the last decided later audit of each job's model, by job id, with one query."""
+    found = select(LaterAudit).where(LaterAudit.job_id.in_(list(job_ids)), LaterAudit.step == WHOLE_JOB)
+    rows = session.scalars(found.where(LaterAudit.decided_at.is_not(None)).order_by(LaterAudit.round))
+    return {each.job_id: each for each in rows}
+
+
+def is_not_withheld(serving: Serving) -> ColumnElement[bool]:
+    """Return the SQL condition for jobs whose model is not withheld; it mirrors `is_withheld`."""
+    decision, version = _of_last_audit(LaterAudit.decision), _of_last_audit(LaterAudit.audit_version)
+    is_passed = or_(decision.is_(None), decision == PASSED)
+    if serves_older(serving):
+        return is_passed
+    own = Job.safety["audit_version"].as_integer()
+    return and_(is_passed, or_(func.coalesce(own, 1) >= AUDIT_VERSION, version >= AUDIT_VERSION))
+
+
+def _of_last_audit(column: InstrumentedAttribute[Any]) -> ScalarSelect[Any]:
+    of_job = (LaterAudit.job_id == Job.id) & (LaterAudit.step == WHOLE_JOB) & LaterAudit.decided_at.is_not(None)
+    return select(column).where(of_job).order_by(LaterAudit.round.desc()).limit(1).scalar_subquery()

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from typing_extensions import TypedDict
 
 from app import audit_log, objects
-from app.catalog import badges
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
 from app.db import Begin
@@ -21,11 +20,11 @@ from app.db.tables.jobs import FINAL, WHOLE_JOB
 from app.errors import AppError, InvalidState, NotFound
 from app.http.pagination import Page, note_deleted, page, place, select_deleted_position
 from app.http.schemas import Body, UnixTime
-from app.jobs import erasure, lineage, project_models
+from app.jobs import erasure, project_models
 from app.jobs import service as jobs
 from app.jobs.project_models import OwnModel
 from app.jobs.schemas import ModelDeleted
-from app.keys.service import Principal
+from app.keys import Principal
 from app.objects import served_adapters
 from app.policies import service as policies
 from app.storage import Storage
@@ -161,9 +160,9 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
         return catalog.get_model(session, project_id, model)
     is_last = found.checkpoint.kind == FINAL
     safety = found.job.safety if is_last else found.checkpoint.safety
-    later = badges.latest(session, found.job.id, WHOLE_JOB if is_last else found.checkpoint.step)
+    later = catalog.last_later_audit(session, found.job.id, WHOLE_JOB if is_last else found.checkpoint.step)
     shown = ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
-    return badges.mark_attestation(badges.mark_audit(shown, safety, later), policies.serving(session))
+    return catalog.mark_attestation(catalog.mark_audit(shown, safety, later), policies.serving(session))
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
@@ -242,7 +241,7 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
     if found is None or found[1].storage_key is None:
         return False
     job, checkpoint = found
-    lineage.check_unneeded(session, job)
+    project_models.check_unneeded(session, job)
     size = checkpoint.bytes or 0
     objects.condemn(session, found[1].storage_key, project_id=project_id, subject=model, bytes=size)
     served_adapters.condemn_job(session, job.id, checkpoint.sha256)

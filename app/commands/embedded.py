@@ -19,13 +19,12 @@ import httpx2
 import uvicorn
 from sqlalchemy.exc import DBAPIError
 
-from app import db
+from app import db, keys
 from app.catalog.checklist import Point, checklist, open_points
 from app.commands import data_folder
 from app.commands.data_folder import lock_folder
 from app.commands.terminal import CommandFailed, say, say_in_box
 from app.http.connections import BoundedHttp
-from app.keys import service as keys
 from app.main import served_app
 from app.ops import logs, preflight
 from app.ops.processes import python

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from app.commands.client import connect
-from app.commands.downloads import download
+from app.commands.client import connect, download
 from app.commands.terminal import Json, say, show_json, show_record, show_rows
 from spard.commands.exits import ERROR
 

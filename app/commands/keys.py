@@ -83,7 +83,7 @@ def make_first_key(
     Needs the service's settings (SPARD_DATABASE_URL or SPARD_DATA_DIR) and no API key. Prints the secret only.
     """
     from app import db
-    from app.keys import service
+    from app import keys as api_keys
     from app.ops import preflight
     from app.settings import read_settings
 
@@ -92,7 +92,7 @@ def make_first_key(
     engine = db.make_engine(settings.database())
     try:
         with db.transaction(engine) as session:
-            secret = service.make_first(session, force=force)
+            secret = api_keys.make_first(session, force=force)
     finally:
         engine.dispose()
     if as_json:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from app.commands.terminal import Json, say, show_json, show_rows
-from app.move_in import OPENAI
-from app.move_in.mapping import NUMBERS
+from app.move_in import NUMBERS, OPENAI
 
 if TYPE_CHECKING:
     from app.move_in.api import Source
@@ -78,8 +77,8 @@ def read_account(
     """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if a file is missing."""
     from app.commands.move_in_clients import Place, account  # slow to import, and `spard --help` does not need it
     from app.move_in import read
+    from app.move_in.filing import next_step, summary
     from app.move_in.ledger import open_ledger
-    from app.move_in.status import next_step, summary
 
     with account(Place(base_url, source.source if source else None, api_version), patience) as api:
         if dry_run:
@@ -123,15 +122,15 @@ def keep_golden(
 ) -> None:
     """Ask the old models while they still answer, and keep their replies; exits 1 if a model does not answer."""
     from app.commands.move_in_clients import Place, account
-    from app.move_in import golden, read
+    from app.move_in import read
     from app.move_in.ledger import open_ledger
-    from app.move_in.replies import GOLDEN, ask_plan, cost, missing
+    from app.move_in.replies import GOLDEN, Choice, ask_plan, cost, keep_plan, make_plans, missing, model_jobs
 
     given = {"max_completion_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
     sampling = {name: it for name, it in given.items() if it is not None and not (name == "temperature" and it < 0)}
-    choice = golden.Choice(prompts, sample or None, sampling, replies)
+    choice = Choice(prompts, sample or None, sampling, replies)
     with open_ledger(folder) as ledger:
-        plans = golden.plans(ledger, model or [*golden.model_jobs(ledger)], choice, say)
+        plans = make_plans(ledger, model or [*model_jobs(ledger)], choice, say)
         if dry_run:
             for name, (plan, asked) in plans.items():
                 say(f"{name}: {cost(missing(ledger, GOLDEN, name, plan, again=again), asked)}")
@@ -141,7 +140,7 @@ def keep_golden(
             read.same_account(api, ledger)
             done, ask = list[bool](), partial(ask_plan, api, ledger, GOLDEN)
             for name, (plan, asked) in plans.items():
-                golden.keep_plan(ledger, name, plan, asked, say)
+                keep_plan(ledger, name, plan, asked, say)
                 done.append(ask(name, plan, at_once=at_once, again=again, tell=say))
     raise typer.Exit(0 if done and all(done) and len(plans) == len(done) else 1)
 
@@ -229,8 +228,8 @@ def compare_models(
 @move_in.command("status")
 def show_status(folder: Folder, as_json: Json = False) -> None:
     """Show what was read, asked and filed so far, and the next command to run."""
+    from app.move_in.filing import next_step, summary
     from app.move_in.ledger import open_read_only
-    from app.move_in.status import next_step, summary
 
     with open_read_only(folder) as ledger:
         found = summary(ledger)

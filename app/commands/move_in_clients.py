@@ -15,9 +15,9 @@ from app.commands.client import api_key, service_url
 from app.commands.terminal import CommandFailed
 from app.move_in import OPENAI
 from app.move_in.api import Api, Source, refusal
-from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, MoveInFailed, without_keys
 from app.move_in.read import find_source
+from app.move_in.replies import SameJudge
 from spard.config.patience import Patience
 
 if TYPE_CHECKING:

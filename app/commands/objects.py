@@ -58,11 +58,11 @@ def repair(
     Objects that were aside for SPARD_OBJECTS_ASIDE_DAYS are deleted, as are broken multipart uploads to a bucket.
     """
     from app import audit_log
-    from app.objects import generation_mark, reconciler
+    from app.objects import reconciler
 
     with _open_stores() as (settings, storage, begin):
         if accept:
-            generation_mark.accept(storage, begin)
+            reconciler.accept_database(storage, begin)
         days = settings.objects_reported_days, settings.objects_aside_days
         done = reconciler.repair(storage, begin, *(timedelta(days=each) for each in days))
         counts = {"moved": len(done.moved), "given_back": len(done.given_back), "purged": len(done.purged)}

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse
 
 from app.dashboard.viewer import Viewer
 from app.errors import AppError, NotFound
-from app.jobs.reports.page import TEMPLATES, with_code
+from app.jobs.reports.gather import TEMPLATES, with_code
 from app.jobs.reports.plots import percent
 from app.jobs.reports.verdict import is_held_back, stopping_figure
 from app.jobs.schemas import JobOut

@@ -13,13 +13,12 @@ from urllib.parse import quote, urlsplit
 from fastapi import Depends, Request
 from starlette.datastructures import FormData
 
-from app import audit_log
+from app import audit_log, keys
 from app.callers import signed_in_browser
 from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep
 from app.errors import AppError, Forbidden, Unauthorized
 from app.http.lanes import Lanes
-from app.keys import browser_sessions
-from app.keys.service import Principal
+from app.keys import Principal
 
 
 class SignInNeeded(Unauthorized):
@@ -80,8 +79,8 @@ def _signed_in_viewer(request: Request, engine: EngineDep, settings: SettingsDep
     principal = signed_in_browser(request, engine, settings, caller)
     if principal is None:
         raise SignInNeeded(_address(request))
-    cookie = request.cookies[browser_sessions.COOKIE]
-    viewer = Viewer(principal, browser_sessions.form_token(cookie), request.app.state.lanes)
+    cookie = request.cookies[keys.COOKIE]
+    viewer = Viewer(principal, keys.form_token(cookie), request.app.state.lanes)
     request.state.viewer = viewer  # so that error pages can show the navigation
     return viewer
 
@@ -131,7 +130,7 @@ ProviderDep = Annotated[Viewer, Depends(_provider)]
 
 def check_token(viewer: Viewer, token: str) -> None:
     """Raise Forbidden unless a form's token is this browser session's."""
-    if not browser_sessions.is_same(viewer.form_token, token):
+    if not keys.is_same_token(viewer.form_token, token):
         raise Forbidden("This form is not from this page, or the page is too old; load it again.", code="stale_form")
 
 

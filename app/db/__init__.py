@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from app.db.errors import holds_nul, is_conflict, is_full, is_lock_timeout, is_sqlite_locked, why
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
@@ -10,7 +9,12 @@ from app.db.session import (
     brief_lock_waits,
     clock,
     downgrade_schema,
+    holds_nul,
+    is_conflict,
+    is_full,
+    is_lock_timeout,
     is_pooled,
+    is_sqlite_locked,
     join_transaction,
     limit_lock_waits,
     look,
@@ -24,6 +28,7 @@ from app.db.session import (
     timestamp,
     transaction,
     upgrade_schema,
+    why,
 )
 
 __all__ = [

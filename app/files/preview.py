@@ -21,7 +21,7 @@ from app.files.counting import Allowance, Counters
 from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, TokenCounts, Validation
 from app.files.service import is_unfit
 from app.files.validation import Limits, Validator, row_digest
-from app.keys.service import Principal
+from app.keys import Principal
 from app.storage import Storage
 from spard.data.jsonl import BadRow, numbered_rows, numbered_texts, parse_row
 from spard.data.overlap import find_leaks

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
-from app.http import connections, shared_routes
+from app.http import connections, openapi
 from app.http.bodies import limit_pace
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Envelope:
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
         self._look_at_server(scope)
-        shared_routes.serving.set(scope["app"])
+        openapi.serving_app.set(scope["app"])
         limit_lock_waits(LOCK_WAITS_S)
 
         async def send_named(message: Message) -> None:

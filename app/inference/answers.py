@@ -15,10 +15,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.errors import AppError
-from app.http.delivery import Delivery
+from app.http.connections import Delivery
 from app.inference.protocol import Ask
 from app.inference.service import Reply, Serving
-from app.keys.service import Principal
+from app.keys import Principal
 
 Found = TypeVar("Found")
 

@@ -27,7 +27,7 @@ from app import db
 from app.db import clock, now, transaction
 from app.db.tables import InferenceCall
 from app.db.tables.inference import IS_RUNNING, PROCESS_LOST, RUNNING
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from app.http.rate_limit import RateLimits
 from app.http.schemas import UnixTime
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released, find_released
-from app.keys.service import Principal
+from app.keys import Principal
 from app.policies import service as policies
 from app.policies.schemas import GuardRule
 from app.settings import Settings

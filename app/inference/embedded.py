@@ -20,10 +20,11 @@ from huggingface_hub import snapshot_download
 from app import locked_folders
 from app.catalog import model_files
 from app.errors import AppError, InvalidState, Unavailable
-from app.inference import memory, released
+from app.inference import released
 from app.inference.engine_process import EngineProcess, Stream
 from app.inference.protocol import Ask, Proof, base_model_changed, busy, engine_lost, engine_stalled
 from app.inference.released import Released
+from app.ops import processes
 from app.settings import Settings
 from app.storage import Storage
 from spard.config.quantization import plain_digest
@@ -286,7 +287,7 @@ class Embedded:
             self._end(min(idle, key=lambda key: self._engines[key].used_at))
 
     def _is_short(self, needed_mb: int) -> bool:
-        left = memory.available_mb()
+        left = processes.available_mb()
         return left is not None and left - needed_mb < self._settings.serving_reserve_mb
 
     def _supervise(self) -> None:

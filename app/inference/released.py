@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from app.db.tables import BaseModelEntry
 from app.errors import Forbidden, NotFound, Unavailable
 from app.jobs.project_models import OwnModel, own_model
-from app.keys.service import Principal, find_ended
+from app.keys import Principal, find_ended
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.settings import Settings

@@ -1,4 +1,7 @@
-"""Serve one inference request from admission to its end: check, row, engine, guard, token counts."""
+"""Serve one inference request from admission to its end: check, row, engine, guard, token counts.
+
+The replies are written by engines, which share a protocol; the settings say which engines are opened.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Lock, Thread
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from anyio import CancelScope, to_thread
 from sqlalchemy import Engine
@@ -18,20 +21,25 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app import db
 from app.audit_log import CALLER, Caller
+from app.db import Begin
 from app.errors import AppError, Unavailable
 from app.http.rate_limit import RateLimits
 from app.inference import calls
 from app.inference.call_leases import CallLeases
 from app.inference.calls import Admitted, Outcome, Owner
 from app.inference.clients import Clients
+from app.inference.embedded import Embedded
 from app.inference.engine_process import Stream
-from app.inference.engines import Engines, open_engines
 from app.inference.guard import FILTERED, open_guard
 from app.inference.protocol import Ask, Proof, Said, engine_lost, name_field
 from app.inference.released import Released, check_again
-from app.keys.service import Principal
+from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
+
+if TYPE_CHECKING:
+    from app.inference.vllm_server import ServerWatch
+
 
 log = logging.getLogger(__name__)
 
@@ -358,3 +366,44 @@ class Serving:
 
 def _caller_scope(caller: Principal) -> dict[str, object]:
     return {CALLER: Caller(caller)}
+
+
+# Open the engines that write replies.
+
+
+class Engines(Protocol):
+    """Writers of replies: embedded engines, a vLLM server, or servers that a policy names."""
+
+    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+        """Begin a request; return its stream, the prompt's number of tokens, and a proof if an adapter was loaded.
+
+        The proof is None if the adapter was loaded earlier. Raises an `AppError` if the request cannot be answered.
+        """
+
+    async def unload_withdrawn(self) -> None:
+        """Make external servers unload the adapters of withdrawn models."""
+
+    def pids(self) -> list[int]:
+        """Return the ids of local engine processes."""
+
+    def close(self) -> None:
+        """End local engine processes."""
+
+
+def open_engines(settings: Settings, storage: Storage, clients: Clients, begin: Begin) -> Engines:
+    """Return embedded engines, or the vLLM server of `SPARD_SERVING_URL` if that is set."""
+    own = Embedded(settings, storage)
+    if settings.serving_url is None:
+        return own
+    from app.inference.vllm import Vllm  # imports openai, which embedded engines do not need
+
+    return Vllm(settings, storage, own, clients, begin)
+
+
+def server_watch(settings: Settings, engine: Engine, clients: Clients) -> ServerWatch | None:
+    """Return the watch of the vLLM server; None with embedded engines."""
+    if settings.serving_url is None:
+        return None
+    from app.inference.vllm_server import ServerWatch
+
+    return ServerWatch(settings, engine, clients)

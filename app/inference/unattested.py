@@ -77,7 +77,7 @@ class Unattested:
 
 
 class _Written:
-    """Converts a server's chunks to engine messages; tool calls become text, in the form that `tool_calls` parses."""
+    """Converts a server's chunks to engine messages; tool calls become text, in the form that `Sieve` parses."""
 
     def __init__(self, stream: Stream, replies: int) -> None:
         self._stream = stream

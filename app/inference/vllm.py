@@ -31,9 +31,8 @@ from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof, busy, engine_lost
 from app.inference.released import NotServed, Released
 from app.inference.vllm_adapters import Adapters
-from app.inference.vllm_gate import Gate
 from app.inference.vllm_probe import probes
-from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
+from app.inference.vllm_server import Gate, NotServable, Server, ask_server, require_whole
 from app.inference.vllm_writing import (
     ReplyBounds,
     Request,

@@ -21,7 +21,6 @@ from app.inference import released
 from app.inference.embedded import Embedded
 from app.inference.protocol import Proof, engine_lost
 from app.inference.released import Archive, NotServed, Released
-from app.inference.vllm_gate import PAUSE_S, Gate
 from app.inference.vllm_probe import (
     KNOWN,
     Answers,
@@ -33,7 +32,7 @@ from app.inference.vllm_probe import (
     select_probes,
     strongest_probes,
 )
-from app.inference.vllm_server import ask_rank, require_loadable
+from app.inference.vllm_server import PAUSE_S, Gate, ask_rank, require_loadable
 from app.inference.vllm_writing import PLAIN, completion_tokens, prompt_ids
 from app.objects import served_adapters
 from app.settings import Settings

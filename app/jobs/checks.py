@@ -17,7 +17,7 @@ from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs.request import JobCreate
 from app.jobs.snapshot import Resolved, Snapshot
-from app.keys.service import Principal
+from app.keys import Principal
 from app.policies.schemas import Policy, recipe_value
 from app.settings import Settings
 from spard.config import Audit, Defense, Recipe

@@ -14,17 +14,17 @@ from app.catalog import fitness
 from app.db import Begin
 from app.db.tables import File, Job
 from app.errors import AppError, InvalidState
-from app.files import derived
 from app.files import service as files
+from app.files import upload
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
-from app.jobs import erasure, service, submissions
+from app.jobs import erasure, service
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
-from app.jobs.submissions import Origin, Submission
-from app.keys.service import Principal
+from app.jobs.service import Origin, Submission
+from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import Ending, Recipe
@@ -87,7 +87,7 @@ def clone(
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
     # Before the file is made, which takes storage and time: a project without room for a job is refused at once.
-    submissions.require_room(begin, caller, ask.digest(job_id), submission)
+    service.require_room(begin, caller, ask.digest(job_id), submission)
     made = _reduce_file(storage, begin, old, limits)
     try:
         body = change_request(old.body | ({"training_file": made.id} if made else {}), ask.changes)
@@ -189,4 +189,4 @@ def _reduce_file(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> F
     lines = set(risky_lines(read_report(storage, old.report_key)))
     if not lines:
         raise InvalidState("The report of this job names no risky row to leave out.", code="no_risky_rows")
-    return derived.store_without_lines(storage, begin, old.file, lines, limits)
+    return upload.store_without_lines(storage, begin, old.file, lines, limits)

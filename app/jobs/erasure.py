@@ -40,7 +40,7 @@ from app.errors import Forbidden, InvalidState, NotFound
 from app.files import service as files
 from app.files.schemas import FileDeleted
 from app.http.pagination import note_deleted
-from app.jobs import later_outcomes, lineage, service
+from app.jobs import later_outcomes, project_models
 from app.jobs import service as jobs
 from app.jobs.schemas import JobDeleted, ModelDeleted
 from app.objects import served_adapters
@@ -84,7 +84,7 @@ def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -
     """
     with begin() as session:
         if not objects.has_deletions(session, project_id, file_id):
-            job_id = service.adapter_job(session, files.get(session, project_id, file_id))
+            job_id = jobs.adapter_job(session, files.get(session, project_id, file_id))
             if job_id is not None and session.get(DeletedModel, job_id) is None:
                 model = session.get_one(Job, job_id).fine_tuned_model or f"the model of {job_id}"
                 raise InvalidState(f"{file_id} is the archive of {model}; it is deleted with the model.")
@@ -114,7 +114,7 @@ def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, inclu
 
 def _forget_model(session: Session, project_id: str, model: str) -> None:
     job = _lock_job(session, project_id, model)
-    lineage.check_unneeded(session, job)
+    project_models.check_unneeded(session, job)
     if session.get(DeletedModel, job.id) is None:
         session.add(DeletedModel(job_id=job.id))
     if job.adapter:
@@ -160,7 +160,7 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     if job.status not in TERMINAL:
         todo = "its worker is about to stop; try again in a moment" if job.cancel_requested_at else "cancel it first"
         raise InvalidState(f"Job {job.id} is {job.public_status}; {todo}.")
-    lineage.check_unneeded(session, job)
+    project_models.check_unneeded(session, job)
     later_outcomes.forget(session, job.id)
     results = _rows(session, project_id, job.result_files or [])
     asked_files = _rows(session, project_id, filter(None, (job.training_file, job.validation_file)))

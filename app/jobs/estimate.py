@@ -33,7 +33,7 @@ from app.jobs.checks import resolve_request
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
 from app.jobs.snapshot import Snapshot
-from app.keys.service import Principal
+from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import OptimizerName, Quantization, Recipe, resolve

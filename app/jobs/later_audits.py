@@ -33,7 +33,7 @@ from app.http.schemas import Body, UnixTime
 from app.jobs import events, later_outcomes
 from app.jobs.later_outcomes import model_display_name
 from app.ops.broker import wake
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.policies import service as policies
 from app.settings import Settings
 from spard.config import Audit, NoDefense, Recipe

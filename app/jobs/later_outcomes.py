@@ -11,7 +11,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from app import audit_log
-from app.catalog.badges import PASSED
+from app.catalog.service import PASSED
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, LaterAudit
 from app.db.tables.job_spec import JobSpec

@@ -1,21 +1,27 @@
-"""Lease jobs to workers: claim, heartbeat, write results, give back.
+"""Lease jobs to workers: claim, heartbeat, write results, give back; and take back the jobs of lost workers.
 
 A claim raises the job's `lease_token`, and every write of a worker names its token: the write is refused, with False,
-if the token is not the newest. Times are the database's. Nothing here commits: the caller's transaction holds the
-change and its event together.
+if the token is not the newest. Times are the database's. Writes of a worker do not commit: the caller's transaction
+holds the change and its event together.
+
+Any number of processes may run the loop that hands back the jobs of lost workers and fails overdue jobs.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from threading import Event
 from typing import Any, TypedDict, Unpack
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert
+from sqlalchemy import ColumnElement, Engine, and_, delete, func, insert
 from sqlalchemy import update as sql_update
 from sqlalchemy.orm import Session
 
-from app.db import now, timestamp
+from app.db import now, timestamp, transaction
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
 from app.db.tables.job_records import (
     Adapter,
@@ -28,9 +34,12 @@ from app.db.tables.job_records import (
     SafetySummary,
 )
 from app.db.tables.jobs import StageCosts
-from app.jobs import attempts, events, scheduling, transitions
+from app.jobs import events, scheduling, transitions
 from app.jobs.needs import Room
+from app.ops.lifecycle import repeat
 from app.webhooks.delivery import announce_audit
+
+log = logging.getLogger(__name__)
 
 OVERDUE = transitions.error_object("deadline_exceeded", "The job took longer than the provider allows.")
 
@@ -103,7 +112,7 @@ def claim(
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:
-            again = attempts.retry_suffix(row.attempt, row.attempts_before_progress, row.max_attempts)
+            again = transitions.retry_suffix(row.attempt, row.attempts_before_progress, row.max_attempts)
             events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
             return Claim(row.id, row.lease_token, row.attempt)
     return None
@@ -132,7 +141,7 @@ def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
     """Write the job's progress columns; return False if the lease is lost."""
     kept = columns.get("checkpoint")
     if kept and (job := _lock_held(session, claim)):
-        attempts.note_kept(job, kept)
+        transitions.note_kept(job, kept)
         session.flush()
     written = sql_update(Job).where(_is_held(claim)).values(**columns).returning(Job.id)
     return session.scalar(written.execution_options(synchronize_session="fetch")) is not None
@@ -251,7 +260,7 @@ def requeue(
     job = _lock_held(session, claim)
     if job is None:
         return False
-    is_last = blames_job and attempts.is_repeated(job, reason)
+    is_last = blames_job and transitions.is_repeated(job, reason)
     # A failure with another cause in between breaks the series: only two equal failures in a row count as the job's.
     job.last_failure = job.last_failure if blames_job else None
     transitions.hand_back(session, job, reason, delay_s, error, is_last=is_last, avoid_s=avoid_s)
@@ -267,8 +276,8 @@ def release(session: Session, claim: Claim, reason: str, *, waits: bool = False)
     job = _lock_held(session, claim)
     if job is None:
         return False
-    attempts.refund_attempt(job)
-    transitions.hand_back(session, job, reason, attempts.next_wait_s(job) if waits else 0.0, is_counted=False)
+    transitions.refund_attempt(job)
+    transitions.hand_back(session, job, reason, transitions.next_wait_s(job) if waits else 0.0, is_counted=False)
     return True
 
 
@@ -320,3 +329,65 @@ class Rejection:
     report_key: str
     audit_results: list[AuditRow] = field(default_factory=list)
     held: HeldArchive | None = None  # None: the adapter was not kept
+
+
+# Hand back the jobs of lost workers, and fail overdue jobs.
+
+_AT_ONCE_S = 1.0  # a transaction that takes longer to begin has waited for a lock
+
+
+def run_reaper(engine: Engine, stop: Event, every_s: float) -> None:
+    """Reap every `every_s` seconds until `stop` is set."""
+    repeat(partial(reap_once, engine, ReaperRounds()), stop, every_s, "could not reap")
+
+
+class ReaperRounds:
+    """Skips reaping while another program keeps SQLite's write lock.
+
+    Heartbeats wait for that lock as well, so leases expire although their workers are alive. After the lock is free,
+    one more round is skipped to let workers extend their leases.
+    """
+
+    def __init__(self) -> None:
+        self._was_locked = False
+
+    def begin(self, session: Session) -> bool:
+        """Begin the transaction; return True if this round may reap."""
+        if session.get_bind().dialect.name != "sqlite":
+            return True
+        was_locked, self._was_locked = self._was_locked, True  # kept if the next line raises
+        began = time.monotonic()
+        session.connection()
+        self._was_locked = time.monotonic() - began > _AT_ONCE_S
+        return not (was_locked or self._was_locked)
+
+
+def reap_once(engine: Engine, rounds: ReaperRounds | None = None) -> list[str]:
+    """Reap once, for all workers; return the ids of the jobs that were handed back or failed."""
+    with transaction(engine) as session:
+        reaped = reap(session) if (rounds or ReaperRounds()).begin(session) else []
+    if reaped:
+        log.warning("reaped %s", ", ".join(reaped))
+    return reaped
+
+
+def reap(session: Session) -> list[str]:
+    """Fail every overdue job, and hand back every job whose lease has expired; return their ids.
+
+    An overdue job with a pending cancel is cancelled. Two reapers never take the same job.
+    """
+    is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
+    # A paused job has no deadline: pausing clears it.
+    is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
+    overdue = set()
+    for job in transitions.lock_jobs(session, is_overdue, skip_locked=True).all():
+        overdue.add(job.id)
+        if job.cancel_requested_at:
+            transitions.to_cancelled(session, job)
+        else:
+            transitions.to_failed(session, job, OVERDUE)
+    # Overdue jobs are failed first, so this query no longer matches them.
+    lost = transitions.lock_jobs(session, is_lost, skip_locked=True).all()
+    for job in lost:
+        transitions.hand_back(session, job, events.LEASE_EXPIRED)
+    return sorted(overdue | {job.id for job in lost})

@@ -23,7 +23,7 @@ from app.http.schemas import UnixTime
 from app.jobs import checks
 from app.jobs.reports.service import read_report
 from app.jobs.snapshot import row_signal
-from app.keys.service import Principal
+from app.keys import Principal
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.storage import Storage, StorageError

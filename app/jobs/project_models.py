@@ -1,6 +1,9 @@
-"""Find a project's own models by name: the fine-tuned models of its jobs, and released checkpoints.
+"""Find a project's own models by name (fine-tuned models and released checkpoints), and start jobs from them.
 
 A model whose audit failed may be used by the provider, and by its project while a waiver is in force.
+
+A lineage is a chain of jobs, each of which starts from the adapter of the one before; its length is limited. Every job
+of a lineage is compared with the base model, so that small regressions cannot add up unnoticed.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app import db
-from app.catalog import badges
 from app.catalog import service as catalog
-from app.db.tables import TERMINAL, Job, JobCheckpoint
+from app.db.tables import TERMINAL, BaseModelEntry, Job, JobCheckpoint
 from app.db.tables.job_records import Adapter, SafetySummary
+from app.db.tables.job_spec import StartFrom
 from app.db.tables.jobs import FINAL
-from app.errors import Forbidden
-from app.keys.service import Principal
+from app.errors import Forbidden, InvalidRequest, InvalidState
+from app.jobs.request import JobCreate
+from app.keys import Principal
+from spard.config import Lora
+from spard.config.run_spec import parse
 
 _NOTHING_ASKED = "The provider has turned off audits of checkpoints (SPARD_CHECKPOINT_PROMPTS is 0)."
 _NOT_KEPT = (
@@ -90,7 +96,7 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
         return job.adapter if model and catalog.find_tuned_job(session, job.project_id, model) else None
     if checkpoint.storage_key is None or checkpoint.sha256 is None:
         return None
-    if badges.is_withheld(session, checkpoint.safety, badges.latest(session, job.id, checkpoint.step)):
+    if catalog.is_withheld(session, checkpoint.safety, catalog.last_later_audit(session, job.id, checkpoint.step)):
         return None
     return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
 
@@ -121,3 +127,90 @@ def check_release(session: Session, caller: Principal, job: Job) -> None:
             raise Forbidden(f"The waiver that released the adapter of {job.id} has expired.", code="waiver_expired")
     elif not ("gate" in summary and summary["gate"]["decision"] == "pass") and "admin" not in caller.scopes:
         raise Forbidden("This adapter was released to the provider only.", code="not_published")
+
+
+# Start a job from the adapter of an earlier one.
+
+LONGEST_LINEAGE = 3  # jobs in one lineage, including the first
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The model that a new job starts from, and the ids of all earlier jobs of its lineage, first to last."""
+
+    model: OwnModel
+    lineage: tuple[str, ...]
+
+    @property
+    def job(self) -> Job:
+        """The job that made the model."""
+        return self.model.job
+
+    @property
+    def lora(self) -> Lora:
+        """The LoRA settings of its adapter, which the new job has to keep."""
+        found: Lora = parse(Lora, self.job.recipe["lora"], "lora")
+        return found
+
+    def reference(self) -> StartFrom:
+        """Return the reference to the model that the new job's spec stores."""
+        adapter = self.model.adapter
+        if adapter is None:
+            raise InvalidState(f"Job {self.job.id} has no adapter to start from.", code="not_published")
+        return StartFrom(
+            id=self.job.id,
+            model=self.model.name,
+            lineage=self.lineage,
+            storage_key=adapter["storage_key"],
+            sha256=adapter["sha256"],
+        )
+
+
+def find_start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
+    """Return the model that a request starts from if it names one of the caller's fine-tuned models; else None.
+
+    Raises `InvalidRequest` if the lineage is too long or the checkpoint was not audited, and `Forbidden` if the caller
+    may not use the model.
+    """
+    model = _lock_model(session, caller.project_id, ask.model)
+    # A base model may be offered under any alias, also under one that looks like a fine-tuned model's name.
+    if model is None or session.get(BaseModelEntry, ask.model) is not None:
+        return None
+    model.check(session, caller)
+    lineage = (*_earlier_models(model.job), model.job.id)
+    if len(lineage) >= LONGEST_LINEAGE:
+        message = f"{ask.model} is the last of {LONGEST_LINEAGE} jobs on top of each other; start from the base model."
+        raise InvalidRequest(message, code="lineage_too_long", param="model")
+    return Start(model, lineage)
+
+
+def check_unneeded(session: Session, job: Job) -> None:
+    """Raise `InvalidState` if an unfinished job starts from this job's adapter."""
+    needs = (Job.project_id == job.project_id) & Job.status.not_in(TERMINAL)
+    user = session.scalar(select(Job.id).where(needs, Job.spec["start_from"]["id"].as_string() == job.id).limit(1))
+    if user is not None:
+        raise InvalidState(f"Job {user} starts from the adapter of {job.id}; cancel it first.")
+
+
+def _lock_model(session: Session, project_id: str, name: str) -> OwnModel | None:
+    """Return the model of this name with its job locked, so that it cannot be deleted before the new job is stored."""
+    model = own_model(session, project_id, name)
+    if model is None:
+        _refuse_unaudited(session, project_id, name)
+        return None
+    # A shared lock: several jobs may start from one model at the same time, but none may delete it.
+    session.execute(select(Job.id).where(Job.id == model.job.id).with_for_update(read=True))
+    return own_model(session, project_id, name)  # it may have been deleted while we waited for the lock
+
+
+def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
+    """Raise `InvalidRequest` if the name belongs to a checkpoint that was not audited."""
+    found = find_checkpoint(session, project_id, name)
+    why = why_not_audited(*found) if found else None
+    if why is not None:
+        message = f"{name} was not audited, so no job can start from it. {why}"
+        raise InvalidRequest(message, code="not_published", param="model")
+
+
+def _earlier_models(job: Job) -> tuple[str, ...]:
+    return job.spec.start_from.lineage if job.spec.start_from else ()

@@ -25,7 +25,7 @@ from app.db.tables import ApiKey, BaseModelEntry, Job, ReplyLabel, SampledReply
 from app.errors import HasNone, NotFound
 from app.http.schemas import Body
 from app.jobs import transcripts
-from app.keys.service import Principal
+from app.keys import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
 from spard.evaluation.calibration.labeling import (

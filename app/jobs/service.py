@@ -1,33 +1,38 @@
-"""Serve jobs to their owners; `app.jobs.lease` serves workers. Every query is limited to one project."""
+"""Serve jobs to their owners; `app.jobs.lease` serves workers. Every query is limited to one project.
+
+A request that was sent before is recognized by its idempotency key or as a client's automatic retry.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app import audit_log, db, quotas
-from app.catalog import badges
+from app.catalog import service as catalog
 from app.db import Begin
 from app.db.base import new_id
-from app.db.tables import DeletedModel, File, Job, JobEvent, JobMetric, JobStatus
+from app.db.tables import ApiKey, DeletedModel, File, IdempotencyKey, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.files import RESULTS
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.files import service as files
 from app.http.pagination import Page, invalid_cursor, row_page
-from app.jobs import events, project_models, rows, scheduling, submissions, transitions
+from app.jobs import events, project_models, rows, scheduling, transitions
 from app.jobs.checks import resolve_request
 from app.jobs.needs import least_need
 from app.jobs.request import JobCreate
 from app.jobs.rows import AnyJob, JobRow
 from app.jobs.schemas import JobList, JobOut, StepMetrics, job_response
-from app.jobs.submissions import Origin, Submission
-from app.keys.service import Principal
+from app.keys import Principal
 from app.ops.broker import wake
 from app.settings import Settings
 from spard.config.earlier_versions import to_stored
@@ -56,7 +61,7 @@ def create(
     # The id is chosen here, because the idempotency key is reserved for it before the job exists.
     job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
     # First of all: the lookup locks the key's row, so a concurrent sending of the same request waits for this job.
-    if (earlier := submissions.earlier(session, caller, submission, digest, job_id)) is not None:
+    if (earlier := find_earlier(session, caller, submission, digest, job_id)) is not None:
         return _job_with_place(session, earlier)
     snapshot = resolve_request(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
@@ -84,7 +89,7 @@ def create(
     session.flush()
     _tell(session, job)
     _begin(session, job, snapshot.fault)
-    submissions.record(session, job, origin)
+    record_creation(session, job, origin)
     log.info("job created", extra={"job_id": job.id})
     return _job_with_place(session, job)
 
@@ -201,7 +206,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
     # A later audit may have withheld a model that was released before.
-    if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
+    if catalog.is_withheld(session, job.safety, catalog.last_later_audit(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
     project_models.check_release(session, caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
@@ -345,3 +350,88 @@ def adapter_job(session: Session, file: File) -> str | None:
     query = select(Job.id, Job.adapter).where(Job.project_id == file.project_id, of_job)
     found = ((job_id, adapter) for job_id, adapter in session.execute(query) if adapter)
     return next((job_id for job_id, adapter in found if adapter["storage_key"] == file.storage_key), None)
+
+
+# Recognize a request that was sent before, and record the creation of a job.
+
+_RETRY_WINDOW = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How a request was sent: its idempotency key, if any, and the client's retry count."""
+
+    idempotency_key: str | None
+    retry_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The job that another one is cloned from, and the digest of the clone request."""
+
+    job_id: str
+    digest: str
+
+
+def find_earlier(session: Session, caller: Principal, submission: Submission, digest: str, job_id: str) -> Job | None:
+    """Return the job that an earlier sending of the request made; None for a new request.
+
+    Locks the API key's row, so that of two concurrent sendings one waits for the other. `job_id` is reserved for the
+    new job under the idempotency key.
+    """
+    # FOR NO KEY UPDATE: other rows that reference the key can still be inserted meanwhile.
+    lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)
+    session.execute(lock)
+    if submission.idempotency_key is not None:
+        return _reserve_key(session, caller, submission.idempotency_key, digest, job_id)
+    return _find_retried_job(session, caller, digest) if submission.retry_count > 0 else None
+
+
+def require_room(look: Begin, caller: Principal, digest: str, submission: Submission) -> None:
+    """Raise `QuotaExceeded` if the project may have no further job, before a row is locked or files are read.
+
+    A request that was sent before passes, because its answer is the job that exists.
+    """
+    with look() as reader:
+        if not is_repeated(reader, caller, submission, digest):
+            quotas.check_job_without_lock(reader, caller.project_id)
+
+
+def is_repeated(reader: Session, caller: Principal, submission: Submission, digest: str) -> bool:
+    """Return True, without taking a lock, if an earlier sending may have made the job; `find_earlier` decides."""
+    if submission.idempotency_key is not None:
+        return reader.get(IdempotencyKey, (caller.project_id, submission.idempotency_key)) is not None
+    return submission.retry_count > 0 and _find_retried_job(reader, caller, digest) is not None
+
+
+def _find_retried_job(session: Session, caller: Principal, digest: str) -> Job | None:
+    """Return the job that the same request with the same key made within the last 15 minutes."""
+    same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
+    recent = Job.created_at > db.clock(session) - _RETRY_WINDOW
+    query = select(Job).where(Job.project_id == caller.project_id, same, recent)
+    return session.scalar(query.order_by(Job.created_at.desc()).limit(1))
+
+
+def record_creation(session: Session, job: Job, origin: Origin | None) -> None:
+    """Record in the audit log who created the job; for a clone also the cloned job and the training file."""
+    digest = job.request_hash
+    if origin is None:
+        audit_log.record(session, "job.created", job.id, request_sha256=digest)
+        return
+    cloned, file = origin.job_id, job.training_file
+    audit_log.record(session, "job.created", job.id, request_sha256=digest, cloned_from=cloned, training_file=file)
+
+
+def _reserve_key(session: Session, caller: Principal, key: str, digest: str, job_id: str) -> Job | None:
+    """Reserve the idempotency key for this job; return the earlier job if the key was used for the same request."""
+    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
+    row = {"project_id": caller.project_id, "key": key, "request_hash": digest, "job_id": job_id}
+    # Of two concurrent inserts, the second waits for the first transaction and then finds its row below.
+    session.execute(dialect.insert(IdempotencyKey).values(**row).on_conflict_do_nothing())
+    taken = session.get_one(IdempotencyKey, (caller.project_id, key))
+    if taken.job_id == job_id:
+        return None
+    if taken.request_hash != digest:
+        message = "This Idempotency-Key was used for another request; take a new one."
+        raise InvalidRequest(message, code="idempotency_mismatch", param="Idempotency-Key")
+    return session.get_one(Job, taken.job_id)

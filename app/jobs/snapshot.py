@@ -17,9 +17,9 @@ from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
-from app.jobs import lineage, needs
+from app.jobs import needs, project_models
 from app.jobs.request import JobCreate, Safety
-from app.keys.service import Principal
+from app.keys import Principal
 from app.ops import tracing
 from app.policies import service as policies
 from app.policies.schemas import Policy, PolicyOut
@@ -65,9 +65,9 @@ class Resolved:
         return self.ask.safety or Safety()
 
     @cached_property
-    def start(self) -> lineage.Start | None:
+    def start(self) -> project_models.Start | None:
         """The adapter that the job starts from; None if it starts from a base model."""
-        return lineage.start(self.session, self.caller, self.ask)
+        return project_models.find_start(self.session, self.caller, self.ask)
 
     @cached_property
     def model(self) -> BaseModelEntry:

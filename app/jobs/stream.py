@@ -25,7 +25,7 @@ from app.db.tables import TERMINAL, Job, JobEvent, JobStatus
 from app.errors import AppError, InvalidRequest
 from app.jobs import service
 from app.jobs.schemas import EventOut, JobOut
-from app.keys.service import Principal, find_ended
+from app.keys import Principal, find_ended
 
 # Query the database for all streams of a process: job statuses, new events, and callers whose access ended.
 

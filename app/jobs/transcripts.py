@@ -15,12 +15,12 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from app import audit_log
-from app.catalog import badges
+from app.catalog import service as catalog
 from app.db import Begin
 from app.db.tables import Job, JobStatus
 from app.errors import HasNone, InvalidState, NotFound
 from app.jobs import project_models, service
-from app.keys.service import Principal
+from app.keys import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
 from spard.release.figure_records import TRANSCRIPTS
@@ -153,7 +153,7 @@ def _find_task_replies(session: Session, caller: Principal, job_id: str) -> str:
     if job.status != JobStatus.succeeded:
         message = f"The model of {job_id} is not released, so that its replies are not shown; its losses are."
         raise InvalidState(message, code="not_published")
-    if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
+    if catalog.is_withheld(session, job.safety, catalog.last_later_audit(session, job.id)):
         raise NotFound(f"The model of {job_id} does not exist.", code="model_not_found")
     project_models.check_release(session, caller, job)
     return f"{report_key.rpartition('/')[0]}/{TASK_REPLIES}"

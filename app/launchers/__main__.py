@@ -12,11 +12,9 @@ import httpx2
 from app.db import make_engine
 from app.errors import Unfit
 from app.launchers import kubernetes, reconcile
-from app.launchers.base import Away
-from app.launchers.reconcile import Bounds
+from app.launchers.reconcile import Away, Bounds
 from app.ops import logs, preflight
-from app.ops.periodic import repeat
-from app.ops.shutdown import until_told
+from app.ops.lifecycle import repeat, until_told
 from app.settings import Settings, read_settings
 from spard.models.fit import GIB
 

@@ -4,3 +4,4 @@ It runs on the customer's machine and uses no server code: both APIs are called 
 """
 
 OPENAI = "https://api.openai.com/v1"
+NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier", "beta")  # hyperparameters; only `dpo` has `beta`

@@ -21,10 +21,8 @@ from typing import Any
 
 from app.move_in.api import Api
 from app.move_in.filing import Desk
-from app.move_in.golden import model_jobs
-from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, MoveInFailed, Record, write_whole
-from app.move_in.replies import NEW, Plan, Prompt, ask_plan, asks, cost, missing, reply_text
+from app.move_in.replies import NEW, Plan, Prompt, SameJudge, ask_plan, asks, cost, missing, model_jobs, reply_text
 from spard.evaluation.statistics import Interval, over_seeds, rule_of_three, wilson
 
 _WORD = re.compile(r"\w+|[^\w\s]")

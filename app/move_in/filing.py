@@ -1,16 +1,104 @@
-"""File an account's jobs with this service: upload their files and create each job exactly once, even after a crash."""
+"""File an account's jobs with this service: upload their files and create each job exactly once, even after a crash.
+
+A job at OpenAI is converted to the request for the same job here; notes name the settings that are not carried over.
+The progress of a move is reported from its ledger alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypedDict
 
+from app.move_in import NUMBERS
 from app.move_in.api import Api, refusal
-from app.move_in.golden import model_jobs
 from app.move_in.ledger import Ledger, MoveInFailed, Record
-from app.move_in.mapping import NotThere, idempotency_key, map_request, notes
 from app.move_in.read import ENDED, Download, is_whole
+from app.move_in.replies import GOLDEN, Plan, missing, model_jobs
+
+_KNOWN = {"supervised": NUMBERS[:3], "dpo": NUMBERS}
+_MOST_METADATA = 16  # pairs that a job may have
+MOVED_FROM = "moved_from"
+
+
+class NotThere(Exception):
+    """A feature of the job does not exist here; the message names it."""
+
+
+def map_request(job: Record, model: str, files: Record, auto: Collection[str] = ()) -> Record:
+    """Return the request body of the same job on another model.
+
+    `files` has the ids here of `training_file` and, if there is one, `validation_file`; hyperparameters in `auto` are
+    left to the service. Raises `NotThere` for a method that does not exist here.
+    """
+    body = {"model": model, **files, "method": _method(job, auto)}
+    if suffix := job_suffix(job):
+        body["suffix"] = suffix
+    if isinstance(job.get("seed"), int):
+        body["seed"] = job["seed"]
+    # One pair is left free for `moved_from`.
+    kept = dict([*(job.get("metadata") or {}).items()][: _MOST_METADATA - 1])
+    return {**body, "metadata": {**kept, MOVED_FROM: job["id"]}}
+
+
+def job_suffix(job: Record) -> str | None:
+    """Return a job's suffix, from the job or from its model's name; None if it has none."""
+    said = job.get("user_provided_suffix") or job.get("suffix")
+    parts = str(job.get("fine_tuned_model") or "").split(":")
+    return said or (parts[3] or None if len(parts) == 5 else None)
+
+
+def notes(job: Record) -> list[str]:
+    """Return a note for each setting that is not carried over or has another meaning here."""
+    found = _together_notes(job)
+    if _numbers(job, _type(job)).get("learning_rate_multiplier") not in (None, "auto"):
+        found.append("learning_rate_multiplier multiplies this service's own rate")
+    if job.get("integrations"):
+        found.append("integrations are not carried over")
+    if len(job.get("metadata") or {}) >= _MOST_METADATA:
+        found.append("the last pair of the metadata made way for moved_from")
+    return found
+
+
+def idempotency_key(body: Record, attempt: int) -> str:
+    """Return the idempotency key of a request, with which the service creates one job however often it is sent."""
+    text = json.dumps([body, attempt], sort_keys=True, ensure_ascii=False)
+    return f"move-in-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+
+
+def _method(job: Record, auto: Collection[str]) -> Record:
+    kind = _type(job)
+    if kind not in _KNOWN:
+        raise NotThere(f"its method is {kind}, which is not trained here")
+    numbers = {name: "auto" if name in auto else value for name, value in _numbers(job, kind).items()}
+    return {"type": kind, kind: {"hyperparameters": numbers}}
+
+
+def _type(job: Record) -> str:
+    return str((job.get("method") or {}).get("type") or "supervised")
+
+
+def _numbers(job: Record, kind: str) -> Record:
+    """Return a job's hyperparameters; older jobs, without `method`, have them at the top level."""
+    given = ((job.get("method") or {}).get(kind) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
+    return {name: given[name] for name in _KNOWN.get(kind, ()) if given.get(name) is not None}
+
+
+def _together_notes(job: Record) -> list[str]:
+    """Return a note for the settings of a job at Together that this service chooses itself."""
+    given: Record = job.get("together") or {}
+    kind: Record = given.get("training_type") or {}
+    names = [name for name in ("learning_rate", "lr_scheduler", "warmup_ratio", "weight_decay") if given.get(name)]
+    names += [name for name in ("lora_r", "lora_alpha") if kind.get(name)]
+    found = [f"not carried over: {', '.join(names)}"] if names else []
+    if kind.get("type") == "Full":
+        found.append("all weights were trained; the new job trains an adapter")
+    if given.get("from_checkpoint"):
+        found.append("it started from a checkpoint; the new job starts from the base model")
+    return found
+
 
 POLL_S = 5.0
 _FILES = 10_000  # files on a page
@@ -235,3 +323,60 @@ def estimate(
     size = sum((ledger.get("download", each) or {}).get("bytes", 0) for each in files)
     tell(f"{len(files)} files of {size} bytes would be uploaded; a request for each file and job, and some to look")
     return is_good
+
+
+# Report the progress of a move, from its ledger alone.
+
+
+def summary(ledger: Ledger) -> Record:
+    """Return the move's progress: counts of what was read, and an entry for each job."""
+    downloads, jobs = ledger.all("download"), ledger.all("job")
+    read = ledger.get("account", "read") or {}
+    return {
+        "account": ledger.get("account", "url"),
+        "read_at": read.get("finished_at"),
+        "jobs": len(jobs),
+        "files": sum("sha256" in each for each in downloads.values()),
+        "bytes": sum(each.get("bytes", 0) for each in downloads.values()),
+        "not_downloaded": {key: each["problem"] for key, each in downloads.items() if "problem" in each},
+        "moves": [_job_progress(ledger, job) for job in jobs.values()],
+        "fine_tuned_models": len(model_jobs(ledger)),
+    }
+
+
+def _job_progress(ledger: Ledger, job: Record) -> Record:
+    """Return one job's progress: its model's golden replies, and the job here."""
+    old, filed = job.get("fine_tuned_model"), ledger.get("filing", job["id"]) or {}
+    here = filed.get("job") or {}
+    return {
+        "job": job["id"],
+        "status": job.get("status"),
+        "model": old,
+        "golden": _golden_progress(ledger, old) if old else None,
+        "here": here.get("id"),
+        "status_here": here.get("status") or ("refused" if "refused" in filed else None),
+        "why": filed.get("refused") or (here.get("error") or {}).get("message"),
+        "model_here": here.get("fine_tuned_model"),
+        "notes": filed.get("notes") or [],
+    }
+
+
+def _golden_progress(ledger: Ledger, model: str) -> str | None:
+    """Return "N of M" for a model's planned replies, without refused ones; None without a plan."""
+    plan: Plan | None = ledger.get("plan", model)
+    if plan is None:
+        return None
+    wanted = len(plan["prompts"]) * plan["replies"]
+    return f"{wanted - len(missing(ledger, GOLDEN, model, plan, again=True))} of {wanted}"
+
+
+def next_step(ledger: Ledger, found: Record) -> str:
+    """Return the next command to run, with its reason."""
+    folder, moves = ledger.folder, found["moves"]
+    if found["read_at"] is None:
+        return f"the account is not read to its end: spard move-in read {folder}"
+    if any(each["model"] and not each["golden"] for each in moves):
+        return f"keep golden replies while the old models answer: spard move-in golden {folder}"
+    if any(each["status"] == "succeeded" and not each["here"] for each in moves):
+        return f"file the jobs: spard move-in file {folder} --model OLD=NEW --wait"
+    return f"compare: spard move-in compare {folder}"

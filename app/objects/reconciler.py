@@ -3,13 +3,19 @@
 Rows explain objects and require others. Nothing is removed that was not reported for days, and removed objects are kept
 aside for more days. Never touched are keys that the service cannot have made, objects of the last day, and objects that
 another or lost database may reference.
+
+Database and storage are marked with a shared generation number, to detect that they do not belong together. The
+database's mark is raised first. A storage mark that is ahead means that the database was restored from a backup; a mark
+of another database means that two installations share the storage.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
@@ -18,6 +24,7 @@ from sqlalchemy import ColumnElement, Select, delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.db import Begin, timestamp
+from app.db.base import new_id
 from app.db.tables import (
     TERMINAL,
     CondemnedObject,
@@ -37,8 +44,9 @@ from app.db.tables import (
     UploadPart,
 )
 from app.db.tables.files import DELETE_PREFIX
-from app.objects import generation_mark
-from app.storage import Listed, Storage
+from app.storage import Listed, ObjectMissing, Storage
+
+log = logging.getLogger(__name__)
 
 _OURS = re.compile(
     r"tenants/[^/]+/files/file-[^/]+|tenants/[^/]+/uploads/upload_[^/]+/part_[^/]+|corpora/corpus-[^/]+"
@@ -49,7 +57,6 @@ _IS_OPEN = UploadPart.upload_id.in_(select(Upload.id).where(Upload.status == "pe
 _IS_KEPT = Corpus.deleted_at.is_(None)
 _NO_ROW = "no row names it"
 _EPOCHS = "/epochs/"  # folder of an attempt with the archives of its checkpoints
-log = logging.getLogger(__name__)
 ASIDE = "aside"
 UNEXPLAINED, MISSING = "unexplained", "missing"
 _PAGE = 500
@@ -212,14 +219,14 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
 
     Objects younger than `young` are skipped, because their rows may not be committed yet.
     """
-    mark = generation_mark.renew(storage, begin)
+    mark = renew_mark(storage, begin)
     with begin() as session:
         now = session.scalars(select(timestamp())).one()
     seen = _read_listing(storage, begin, now - young)
     missing = _missing(storage, begin, seen)
     with begin() as session:
         for item, why in seen.unexplained.values():
-            why = generation_mark.why_protected(mark, item.modified_at) or why
+            why = why_protected(mark, item.modified_at) or why
             _note(session, now, item.key, UNEXPLAINED, why, item.bytes)
         for each in missing:
             _note(session, now, each.key, MISSING, f"{each.breaks}: {each.mended_by}", 0)
@@ -253,7 +260,7 @@ def repair(
             today = finding.last_seen_at.date().isoformat()
             storage.move(finding.storage_key, f"{ASIDE}/{today}/{finding.storage_key}")
             done.moved.append(finding.storage_key)
-    if generation_mark.is_trusted(report.mark):
+    if is_trusted(report.mark):
         done.purged = _purge(storage, (datetime.now(UTC) - aside_for).date())
         done.unfinished = storage.clear_unfinished(datetime.now(UTC) - _YOUNG, is_ours)
     return done
@@ -274,9 +281,7 @@ def restore(storage: Storage, keys: Iterable[str] | None = None) -> list[str]:
 
 
 def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _Seen:
-    listing = (
-        item for item in storage.list() if item.key != generation_mark.KEY and not item.key.startswith(f"{ASIDE}/")
-    )
+    listing = (item for item in storage.list() if item.key != MARK_KEY and not item.key.startswith(f"{ASIDE}/"))
     seen = _Seen()
     while page := {item.key: item for item in islice(listing, _PAGE)}:
         seen.objects += len(page)
@@ -316,7 +321,7 @@ def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: 
 
 
 def _is_protected(mark: ObjectMark, finding: ObjectFinding) -> bool:
-    return mark.other_database is not None or finding.why == generation_mark.NEWER
+    return mark.other_database is not None or finding.why == NEWER
 
 
 def _is_unexplained(begin: Begin, key: str) -> bool:
@@ -332,3 +337,112 @@ def _purge(storage: Storage, before: date) -> list[str]:
             storage.delete(item.key)
             gone.append(match["key"])
     return gone
+
+
+# Mark database and storage with a shared generation number, to detect that they do not belong together.
+
+MARK_KEY = "spard-mark.json"
+NEWER = "newer than the backup that the database was restored from"
+_MARK_ROW = 1
+_RENEW_EVERY = timedelta(hours=1)
+_SKEW = timedelta(hours=1)  # between the clocks of database and storage
+
+
+@dataclass(frozen=True, slots=True)
+class _StorageMark:
+    """The mark in the storage."""
+
+    database_id: str
+    generation: int
+
+
+def renew_mark(storage: Storage, begin: Begin) -> ObjectMark:
+    """Compare both marks and raise them; a mismatch stays recorded in the row until `accept_database` is called.
+
+    If the storage has another database's mark, neither is raised.
+    """
+    found = _read_mark(storage)
+    with begin() as session:
+        mark, now = _mark_row(session), session.scalars(select(timestamp())).one()
+        mark.other_database = None
+        if found and found.database_id != mark.database_id:
+            mark.other_database = found.database_id
+            log.warning("the storage is marked by another database: %s", found.database_id)
+            return mark
+        if found and found.generation > mark.generation:
+            # The first finding stays: later marks of the restored database do not tell when the backup was made.
+            mark.restored_from = mark.restored_from or mark.marked_at
+            log.warning("the database is older than the storage: of %s; was it restored?", mark.restored_from)
+        mark.generation = max(mark.generation, found.generation if found else 0) + 1
+        mark.marked_at = now
+    _write_mark(storage, mark)
+    return mark
+
+
+def renew_mark_if_due(storage: Storage, begin: Begin) -> ObjectMark:
+    """Renew the marks if an hour has passed."""
+    with begin() as session:
+        mark, now = _mark_row(session), session.scalars(select(timestamp())).one()
+        is_due = mark.generation == 0 or mark.marked_at < now - _RENEW_EVERY
+    return renew_mark(storage, begin) if is_due else mark
+
+
+def accept_database(storage: Storage, begin: Begin) -> None:
+    """Accept the database, restored or different, as the right one from now on."""
+    found = _read_mark(storage)
+    with begin() as session:
+        mark = _mark_row(session)
+        mark.restored_from = mark.other_database = None
+        mark.generation = max(mark.generation, found.generation if found else 0) + 1
+        mark.marked_at = session.scalars(select(timestamp())).one()
+    _write_mark(storage, mark)
+
+
+def why_protected(mark: ObjectMark, modified_at: datetime) -> str | None:
+    """Return why an object without a row may belong to another or newer database; None if it cannot."""
+    if mark.other_database is not None:
+        return f"the storage is marked by another database, {mark.other_database}"
+    if mark.restored_from is not None and modified_at > mark.restored_from - _SKEW:
+        return NEWER
+    return None
+
+
+def is_trusted(mark: ObjectMark) -> bool:
+    """Return True if nothing suggests that database and storage do not belong together."""
+    return mark.restored_from is None and mark.other_database is None
+
+
+def claim_check(session: Session, every: timedelta) -> bool:
+    """Return True if a comparison of rows and storage is due; only one of several processes gets True."""
+    mark, now = _mark_row(session), session.scalars(select(timestamp())).one()
+    if mark.checked_at is not None and mark.checked_at > now - every:
+        return False
+    mark.checked_at = now
+    return True
+
+
+def _mark_row(session: Session) -> ObjectMark:
+    """Return the row, locked; it is created at its first use."""
+    mark = session.get(ObjectMark, _MARK_ROW, with_for_update=True)
+    if mark is None:
+        now = session.scalars(select(timestamp())).one()
+        mark = ObjectMark(id=_MARK_ROW, database_id=new_id("db_"), generation=0, marked_at=now)
+        session.add(mark)
+        session.flush()
+    return mark
+
+
+def _read_mark(storage: Storage) -> _StorageMark | None:
+    try:
+        text = b"".join(storage.chunks(MARK_KEY))
+    except ObjectMissing:
+        return None
+    with suppress(ValueError, TypeError, KeyError):
+        content = json.loads(text)
+        return _StorageMark(str(content["database_id"]), int(content["generation"]))
+    return _StorageMark("unreadable", 0)
+
+
+def _write_mark(storage: Storage, mark: ObjectMark) -> None:
+    content = {"database_id": mark.database_id, "generation": mark.generation}
+    storage.write(MARK_KEY, [json.dumps(content).encode()])

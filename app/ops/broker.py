@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app.broker_address import read_broker_address
 from app.db import read, timestamp, transaction
 from app.db.tables import Outbox
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 
 WAKE = "worker.wake"
 _BATCH = 100

@@ -1,4 +1,4 @@
-"""Helpers for our child processes: their command, environment, resource limits, and death with their parent."""
+"""Helpers for our processes: a child's command, environment, limits and death with its parent; the free memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import resource
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 _HARMLESS = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -62,3 +64,29 @@ def limit_cpu(more_s: float) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     most = int(own.ru_utime + own.ru_stime + more_s) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_mb() -> int | None:
+    """Return the available main memory in MiB, within the container's limit; None if the system does not report it."""
+    found = [each for each in (_of_machine(), _of_container()) if each is not None]
+    return min(found) if found else None
+
+
+def _of_machine() -> int | None:
+    with suppress(OSError, KeyError, ValueError):
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) >> 10
+    return None
+
+
+def _of_container() -> int | None:
+    with suppress(OSError, KeyError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text())
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        used = int((_CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])
+        return (limit - used) >> 20
+    return None

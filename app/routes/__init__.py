@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from app.routes import (
-    audit_log,
-    catalog,
-    files,
-    health,
-    inference,
-    jobs,
-    policies,
-    projects,
-    provider_jobs,
-    results,
-    webhooks,
-)
+from app.routes import catalog, files, health, inference, jobs, policies, projects, provider_jobs, results, webhooks
 
 _CUSTOMER: tuple[APIRouter, ...] = (
     jobs.router,  # first: its reads are the most frequent, and routes are tried in order
@@ -41,7 +29,7 @@ _PROVIDER: tuple[APIRouter, ...] = (
     policies.held,
     policies.waivers_of_job,
     provider_jobs.later_audits_of_job,
-    audit_log.router,
+    projects.log,
     projects.projects,
     projects.keys,
     webhooks.admin,

@@ -34,7 +34,7 @@ from app.deps import (
     StorageDep,
     WritesDep,
 )
-from app.files import derived, preview, service, upload
+from app.files import preview, service, upload
 from app.files.counting import Allowance
 from app.files.schemas import Conversion, FileDeleted, FileList, FileOut, Preview, Validation
 from app.http.download import DOWNLOAD, Attachment, download
@@ -191,8 +191,8 @@ async def convert_file(
         with begin() as session:
             file = service.get(session, caller.project_id, file_id)
         if dry_run:
-            return derived.preview_conversion(storage, file, leave_out)
-        return derived.convert(storage, begin, file, limits, leave_out)
+            return upload.preview_conversion(storage, file, leave_out)
+        return upload.convert_file(storage, begin, file, limits, leave_out)
 
     return await writes.run(run_conversion)
 

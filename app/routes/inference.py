@@ -10,13 +10,11 @@ from starlette.responses import Response
 
 from app.deps import CustomerDep, ReadDep, SettingsDep
 from app.errors import HasNone
-from app.inference import chat, completions, responses
+from app.inference import completions, responses
 from app.inference.answers import EventStream, RepliesDep, send_whole, unless_gone
-from app.inference.chat import ChatCompletion
-from app.inference.completions import Completion
+from app.inference.completions import ChatCompletion, Completion
 from app.inference.guard import open_guard
-from app.inference.response_schemas import ResponseCreate
-from app.inference.responses import ResponseOut
+from app.inference.responses import ResponseCreate, ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
 from app.inference.service import Serving
 from app.policies import service as policies
@@ -41,8 +39,8 @@ async def create_chat_completion(
     async def answer() -> Response:
         reply = await replies.open(caller, ask.model, ask.ask(), "chat.completions")
         if ask.stream:
-            return EventStream(replies, reply, chat.chunks(reply, ask))
-        return await send_whole(replies, reply, chat.whole(reply, ask))
+            return EventStream(replies, reply, completions.chat_chunks(reply, ask))
+        return await send_whole(replies, reply, completions.chat_completion(reply, ask))
 
     return await unless_gone(request, answer)
 
@@ -56,8 +54,8 @@ async def create_completion(
     async def answer() -> Response:
         reply = await replies.open(caller, ask.model, ask.ask(), "completions")
         if ask.stream:
-            return EventStream(replies, reply, completions.chunks(reply, ask))
-        return await send_whole(replies, reply, completions.whole(reply, ask))
+            return EventStream(replies, reply, completions.text_chunks(reply, ask))
+        return await send_whole(replies, reply, completions.text_completion(reply, ask))
 
     return await unless_gone(request, answer)
 

@@ -33,14 +33,14 @@ from app.deps import (
 from app.errors import InvalidRequest
 from app.files.counting import Allowance
 from app.http.lanes import Slots
-from app.jobs import clone, erasure, service, submissions
+from app.jobs import clone, erasure, service
 from app.jobs.clone import JobClone
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
+from app.jobs.service import Submission
 from app.jobs.stream import Cursor, Streams, begin_cursor
-from app.jobs.submissions import Submission
-from app.keys.service import Principal
+from app.keys import Principal
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 _METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
@@ -93,7 +93,7 @@ def create_job(
     settings: SettingsDep,
 ) -> JobOut:
     """Fine-tune a base model on an uploaded file, with the defense that `safety` names."""
-    submissions.require_room(look, caller, ask.digest(), submission)
+    service.require_room(look, caller, ask.digest(), submission)
     fitness.learn_tool_support(look, ask.model)
     return service.create(session, caller, ask, submission, settings)
 

@@ -1,25 +1,32 @@
-"""Projects, for the provider: their limits and usage, their API keys, and texts that are stored under a policy."""
+"""Projects, for the provider: their limits and usage, their API keys, and texts that are stored under a policy.
+
+Also the audit log, for keys with the scope `admin`: what the provider and others did in all projects.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
-from app import quotas
+from app import audit_log, quotas
+from app import keys as api_keys
+from app.audit_log import EntryList, VerificationOut
 from app.db.tables import ApiKey, StoredReply
-from app.deps import AdminDep, ProviderSessionDep, ReadDep
+from app.deps import AdminDep, LookDep, ProviderSessionDep, ReadDep, ReadsDep
 from app.http.pagination import Page
 from app.inference import calls
 from app.inference.calls import StoredRepliesDeleted, StoredReplyList
-from app.keys import admin
-from app.keys.admin import KeyCreate, KeyList, KeyOut, KeySecret
+from app.keys import KeyCreate, KeyList, KeyOut, KeySecret
 from app.quotas import ProjectCreate, ProjectList, ProjectOut, QuotaSet, UsageList
 
 projects = APIRouter(prefix="/v1/admin", tags=["provider"])
 Unix = Annotated[int, Query(ge=0, le=253_402_300_799)]  # until the year 9999
 keys = APIRouter(prefix="/v1/admin/keys", tags=["provider"])
+log = APIRouter(prefix="/v1/admin/audit_log", tags=["provider"])
 stored_replies = APIRouter(prefix="/v1/admin/projects/{project_id}/stored_replies", tags=["provider"])
 Limit = Annotated[int, Query(ge=1, le=100)]
 
@@ -62,13 +69,13 @@ def list_keys(
     project_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None,
 ) -> dict[str, object]:
     """List the keys of a project, or of all projects; including revoked ones."""
-    return {"data": admin.list_keys(session, project_id)}
+    return {"data": api_keys.list_keys(session, project_id)}
 
 
 @keys.post("", response_model=KeySecret)
 def create_key(ask: KeyCreate, session: ProviderSessionDep, caller: AdminDep) -> dict[str, object]:
     """Create a key; its secret is shown only in this answer."""
-    key, secret = admin.create(session, caller, ask)
+    key, secret = api_keys.issue_key(session, caller, ask)
     return {"key": key, "secret": secret}
 
 
@@ -80,14 +87,14 @@ def rotate_key(
     overlap_s: Annotated[int, Query(ge=0, le=2_592_000)] = 86_400,
 ) -> dict[str, object]:
     """Create a key to replace an old one, which stays valid for `overlap_s` more seconds."""
-    key, secret = admin.rotate(session, caller, key_id, timedelta(seconds=overlap_s))
+    key, secret = api_keys.rotate_key(session, caller, key_id, timedelta(seconds=overlap_s))
     return {"key": key, "secret": secret}
 
 
 @keys.delete("/{key_id}", response_model=KeyOut)
 def revoke_key(key_id: str, session: ProviderSessionDep, caller: AdminDep) -> ApiKey:
     """Revoke a key at once."""
-    return admin.revoke(session, key_id)
+    return api_keys.revoke_key(session, key_id)
 
 
 @stored_replies.get("", response_model=StoredReplyList)
@@ -102,3 +109,21 @@ def list_stored_replies(
 def erase_stored_replies(project_id: str, session: ProviderSessionDep, caller: AdminDep) -> StoredRepliesDeleted:
     """Erase all stored prompts and replies of a project."""
     return StoredRepliesDeleted(project_id=project_id, deleted=calls.erase_replies(session, project_id))
+
+
+@log.get("", response_model=EntryList)
+def list_entries(
+    session: ReadDep,
+    caller: AdminDep,
+    action: Annotated[str | None, Query(pattern=r"^[a-z_]+\.[a-z_]+$", max_length=64)] = None,
+    after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> audit_log.Entries:
+    """List who did what to what, newest first."""
+    return audit_log.entries(session, action, after, limit)
+
+
+@log.get("/verification", response_model=VerificationOut)
+async def verify_log(caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
+    """Recompute every hash of the log, as `spard audit-log verify` does."""
+    return await reads.answer(partial(audit_log.verification, look))

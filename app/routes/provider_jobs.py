@@ -33,8 +33,7 @@ from app.jobs import fleet, later_audits, reply_labels, rows, service, transcrip
 from app.jobs.fleet import QueueList, WorkerList
 from app.jobs.later_audits import LaterAuditCreate, LaterAuditList, LaterAuditOfProvider
 from app.jobs.reply_labels import DrawCreate, LabelCreate, LabelWork, Score
-from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
-from app.jobs.reports.page import HEADERS, page
+from app.jobs.reports.gather import REPORT_HEADERS, gather, gather_reports, read, report_page, verdict_response
 from app.jobs.reports.service import (
     ROWS_SHOWN,
     JobSafetyReport,
@@ -140,7 +139,7 @@ async def retrieve_any_job_s_safety(
             job, key = service.reported_job(session, project_id, job_id)
             gathered = gather(session, project_id, job_id) if as_page else None
         if gathered is not None:
-            return HTMLResponse(page(read(storage, gathered)), headers=HEADERS)
+            return HTMLResponse(report_page(read(storage, gathered)), headers=REPORT_HEADERS)
         found = read_json(storage, key)
         _log_rows(begin, job_id, [row.line for row in read_report(storage, key).risky_rows or ()])
         return JSONResponse(with_waiver(found, waiver_facts(job)))

@@ -33,8 +33,7 @@ from app.errors import NotFound
 from app.http.download import DOWNLOAD, Attachment, download
 from app.http.pagination import Page
 from app.jobs import service, transcripts
-from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
-from app.jobs.reports.page import HEADERS, page
+from app.jobs.reports.gather import REPORT_HEADERS, gather, gather_reports, read, report_page, verdict_response
 from app.jobs.reports.service import (
     JobSafetyReport,
     RiskyList,
@@ -95,7 +94,7 @@ async def retrieve_safety(
             job, key = service.reported_job(session, caller.project_id, job_id)
             gathered = gather(session, caller.project_id, job_id) if as_page else None
         if gathered is not None:
-            return HTMLResponse(page(read(storage, gathered)), headers=HEADERS)
+            return HTMLResponse(report_page(read(storage, gathered)), headers=REPORT_HEADERS)
         waiver = waiver_facts(job)
         if waiver is not None:
             return JSONResponse(with_waiver(read_json(storage, key), waiver))

@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 from app.db import now, timestamp, transaction
 from app.db.base import new_id, utc_now
 from app.db.tables import TERMINAL, Job, JobStatus, WebhookDelivery, WebhookEndpoint
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 from app.webhooks.address import Refused, Target, resolve
 from spard.config.patience import parse_retry_header
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from app import keys
 from app.db import transaction
 from app.db.tables import Job
 from app.jobs.lease import Claim
-from app.keys import service as keys
 from tests.app.parts import SPEC, claim_next
 from tests.inspected_folders import remembered_stubs
 

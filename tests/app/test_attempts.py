@@ -12,8 +12,7 @@ from app.db.tables import Job, JobStatus
 from app.db.tables.job_records import ResumeState
 from app.db.tables.job_spec import ModelRef
 from app.jobs import lease
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap
+from app.jobs.lease import Claim, reap
 from tests.app.conftest import AddJob
 from tests.app.parts import SPEC, claim_job, claim_next, expire, messages, read_job
 from tests.narrowing import require

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from app.broker_address import BrokerAddress, read_broker_address
-from app.commands.doctor.findings import Finding
-from app.commands.doctor.stores import broker
+from app.commands.doctor import Finding
+from app.commands.doctor.machine import broker
 from app.db import make_engine, transaction
 from app.errors import Unfit
 from app.http.rate_limit import RateLimits

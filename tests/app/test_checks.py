@@ -14,7 +14,7 @@ from app.jobs import checks, snapshot
 from app.jobs.checks import CHECKS
 from app.jobs.request import JobCreate
 from app.jobs.snapshot import Resolved
-from app.keys.service import Principal
+from app.keys import Principal
 from app.policies.schemas import Policy, PolicyOut
 from app.settings import Settings
 

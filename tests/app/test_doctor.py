@@ -19,16 +19,14 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
-from app import signing
+from app import keys, signing
 from app.commands import data_folder
+from app.commands.doctor import Finding, deployment, machine
 from app.commands.doctor import client as client_side
-from app.commands.doctor import deployment, machine, stores
-from app.commands.doctor.findings import Finding
 from app.db import downgrade_schema, make_engine, transaction
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Corpus, Job, Outbox
 from app.jobs import fleet
-from app.keys import service as keys
 from app.ops import gpus, preflight
 from app.settings import Settings
 from spard.commands import main
@@ -98,7 +96,7 @@ def home(sqlite_url: str, tmp_path: Path, model: Path, monkeypatch: pytest.Monke
 
 
 def findings(home: Home) -> list[Finding]:
-    return [*stores.checks(home.settings), *deployment.checks(home.settings)]
+    return [*machine.store_checks(home.settings), *deployment.checks(home.settings)]
 
 
 def test_a_judge_at_openai_that_nobody_named_is_noted(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +160,7 @@ def new_schema(home: Home) -> None:
 
 
 def other_clock(home: Home) -> None:
-    home.monkeypatch.setattr("app.commands.doctor.stores.time.time", lambda: 1.0)
+    home.monkeypatch.setattr("app.commands.doctor.machine.time.time", lambda: 1.0)
 
 
 def storage_in_a_file(home: Home) -> None:
@@ -304,11 +302,11 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
 
 def test_a_bucket_that_keeps_what_is_deleted_is_told(moto_place: Place) -> None:
     settings = Settings(storage_url=moto_place.url, s3_endpoint_url=moto_place.endpoint_url)
-    before = {each.name for each in stores.storage(settings)}
+    before = {each.name for each in machine.storage(settings)}
     client = boto3.client("s3", endpoint_url=moto_place.endpoint_url, region_name="us-east-1")
     bucket = moto_place.url.split("/")[2]
     client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    (found,) = [each for each in stores.storage(settings) if each.name == "versions"]
+    (found,) = [each for each in machine.storage(settings) if each.name == "versions"]
     assert (before & {"storage", "versions"}, found.state) == ({"storage"}, "problem")
     assert "Versions" in client.list_object_versions(Bucket=bucket)  # the probe was deleted
     client.close()
@@ -326,11 +324,11 @@ def test_a_planted_fault_is_named_with_its_cure(plant: Callable[[Home], None], h
 
 
 def test_a_database_that_another_process_holds_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_WAIT_S", 0.0)
+    monkeypatch.setattr(machine, "_WAIT_S", 0.0)
     path = home.settings.database().removeprefix("sqlite:///")
     with sqlite3.connect(path, isolation_level=None) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        (found,) = [each for each in stores.database(home.settings) if each.state == "problem"]
+        (found,) = [each for each in machine.database(home.settings) if each.state == "problem"]
         holder.execute("ROLLBACK")
     assert (found.name, "fuser" in found.cure) == ("writes", True)
 
@@ -396,7 +394,7 @@ def test_the_command_prints_a_line_for_each_and_exits_1(
 
 def test_the_engine_is_none_of_a_database_that_is_not_there(home: Home) -> None:
     no_database(home)
-    assert not isinstance(stores.checked_engine(home.settings), Engine)
+    assert not isinstance(machine.checked_engine(home.settings), Engine)
 
 
 def test_a_service_that_asks_no_harmless_requests_gets_a_note(home: Home) -> None:

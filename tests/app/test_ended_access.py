@@ -7,11 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, event, update
 
+from app import keys
 from app.db import clock, read, transaction
 from app.db.tables import ApiKey, BrowserSession, Project
-from app.keys import browser_sessions
-from app.keys import service as keys
-from app.keys.service import Principal, find_ended
+from app.keys import Principal, find_ended
 
 SECOND = timedelta(seconds=1)
 
@@ -24,8 +23,8 @@ def callers(engine: Engine) -> list[Principal]:
         session.flush()
         made = [keys.create(session, "org-1", str(i), ["admin", "customer"])[0] for i in range(7)]
         found = [Principal("org-1", key.id, frozenset(key.scopes)) for key in made]
-        cookies = [browser_sessions.begin(session, each) for each in found[5:]]
-        browsers = [browser_sessions.recognize_cookie(session, cookie) for cookie in cookies]
+        cookies = [keys.begin_session(session, each) for each in found[5:]]
+        browsers = [keys.recognize_cookie(session, cookie) for cookie in cookies]
         return [*found[:5], *(each.principal for each in browsers if each)]
 
 
@@ -80,6 +79,6 @@ def test_a_key_is_judged_by_the_clock_of_the_database_alone(
         key.expires_at = clock(session) + timedelta(hours=1)
         session.flush()
         assert keys.authenticate(session, secret) is not None
-        cookie = browser_sessions.begin(session, callers[0])
-        ends_at = session.get_one(BrowserSession, browser_sessions.cookie_digest(cookie)).expires_at
-        assert abs(ends_at - clock(session) - browser_sessions.STAYS) < timedelta(hours=1)
+        cookie = keys.begin_session(session, callers[0])
+        ends_at = session.get_one(BrowserSession, keys.cookie_digest(cookie)).expires_at
+        assert abs(ends_at - clock(session) - keys.SESSION_LIFETIME) < timedelta(hours=1)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from app import db
+from app import db, keys
 from app.db.base import utc_now
 from app.db.tables import ApiKey, AuditEntry
 from app.errors import InvalidState
-from app.keys import service as keys
 from spard.commands import main
 from tests.narrowing import require
 

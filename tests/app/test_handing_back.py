@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session
 from app.db import now, read, transaction
 from app.db.tables import Job, JobEvent, JobStatus
 from app.jobs import lease, transitions
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap
+from app.jobs.lease import Claim, reap
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, PUBLICATION, claim_job, claim_next, expire, messages, read_job
 from tests.narrowing import require

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine, select
 
+from app import keys
 from app.db import read, transaction
 from app.db.base import utc_now
 from app.db.tables import ApiKey, Project, Quota
 from app.errors import InvalidRequest
-from app.keys import service as keys
 
 GIVEN = "an operator's own long key"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from app import db
-from app.catalog import badges, removal
+from app import db, keys
+from app.catalog import removal
 from app.catalog import service as catalog
 from app.db import read, transaction
 from app.db.tables import ApiKey, AuditEntry, Corpus, File, Job, JobCheckpoint, JobStatus, LaterAudit
@@ -19,7 +19,6 @@ from app.db.tables.jobs import EPOCH
 from app.errors import AppError, InvalidState
 from app.jobs import erasure, later_audits, later_outcomes, lease
 from app.jobs.transitions import request_cancel
-from app.keys import service as keys
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.settings import Settings
@@ -150,7 +149,7 @@ def test_it_asks_a_few_at_once_and_checkpoints_too(
         for audit in stored_audits(engine):
             job = session.get_one(Job, audit.audit_job_id)
             assert (job.project_id, job.spec.audited and job.spec.audited.id) == (key.project_id, audit.job_id)
-        assert not badges.is_withheld(session, PASSED, badges.latest(session, jobs[0], 10))
+        assert not catalog.is_withheld(session, PASSED, catalog.last_later_audit(session, jobs[0], 10))
 
 
 def test_nobody_is_asked_without_the_policy_or_the_training_file(

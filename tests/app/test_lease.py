@@ -16,8 +16,7 @@ from app.db import make_engine, read, transaction
 from app.db.tables import AuditResult, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Progress, ResumeState
 from app.jobs import events, lease, transitions
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap
+from app.jobs.lease import Claim, reap
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_job, claim_next, expire, facts, messages, read_job
 from tests.narrowing import require

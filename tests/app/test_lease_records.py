@@ -24,8 +24,7 @@ from app.db.tables import (
 )
 from app.db.tables.job_records import HeldArchive, JobError
 from app.jobs import lease, transitions
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap
+from app.jobs.lease import Claim, reap
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_job, claim_next, expire, messages, read_job
 from tests.app.test_lease import WRITES

@@ -12,9 +12,9 @@ from sqlalchemy import Engine, select
 from app.db import transaction
 from app.db.tables import Job, JobStatus
 from app.errors import InvalidState
-from app.jobs import lineage
+from app.jobs import project_models
 from app.jobs.request import JobCreate
-from app.keys.service import Principal
+from app.keys import Principal
 from tests.app.conftest import AddJob
 
 MODEL = "ft:tiny:org:1"
@@ -30,13 +30,13 @@ def test_a_deletion_waits_for_the_job_that_starts_from_the_adapter(engine: Engin
         begun.set()
         with transaction(engine) as session:
             job = session.scalars(select(Job).where(Job.id == first).with_for_update()).one()
-            lineage.check_unneeded(session, job)
+            project_models.check_unneeded(session, job)
 
     second = add_job()
     with ThreadPoolExecutor() as threads:
         with transaction(engine) as session:
             project_id = session.get_one(Job, first).project_id
-            start = lineage.start(session, Principal(project_id, "key", frozenset({"customer"})), ask)
+            start = project_models.find_start(session, Principal(project_id, "key", frozenset({"customer"})), ask)
             deletion = threads.submit(delete)
             begun.wait()
             with pytest.raises(TimeoutError):

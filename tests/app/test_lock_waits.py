@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from app.db import is_sqlite_locked, limit_lock_waits, make_engine, read, transaction
 from app.db import session as db_session
 from app.db.tables import JobStatus, Project
-from app.jobs.reaper import Rounds, reap_once
+from app.jobs.lease import ReaperRounds, reap_once
 from tests.app.conftest import AddJob
 from tests.app.parts import claim_next, expire, read_job
 from tests.worker.shop import wait_until
@@ -103,7 +103,7 @@ def test_nobody_reaps_before_the_workers_could_extend_their_leases(
     engine: Engine, add_job: AddJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db_session, "LOCK_WAIT_ALONE_S", 0.05)
-    job_id, rounds = add_job(), Rounds()
+    job_id, rounds = add_job(), ReaperRounds()
     claim_next(engine)
     expire(engine, job_id)
     with hold_write_lock(engine), pytest.raises(OperationalError):

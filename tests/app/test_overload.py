@@ -17,8 +17,8 @@ from app.http.lanes import Lane
 from app.http.middleware import Envelope
 from app.jobs import stream
 from app.jobs.stream import Cursor
-from app.keys.service import Principal
-from app.ops import periodic
+from app.keys import Principal
+from app.ops import lifecycle
 from app.ops.metrics import RequestMetrics
 
 
@@ -46,8 +46,8 @@ def test_the_oldest_objects_are_collected_at_fixed_times_only(
     own_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed, begun = list[bool](), list[int]()
-    monkeypatch.setattr(periodic, "_EVERY_S", 0.001)
-    periodic.spare_requests()
+    monkeypatch.setattr(lifecycle, "_EVERY_S", 0.001)
+    lifecycle.spare_requests()
     knot = Knot(freed)
     for generation in (0, 1):
         gc.collect(generation)  # now it is one of the oldest
@@ -69,12 +69,12 @@ def test_the_oldest_objects_are_collected_at_fixed_times_only(
         stop.set()
 
     monkeypatch.setattr(gc, "collect", once)
-    periodic.collect_garbage(stop)
+    lifecycle.collect_garbage(stop)
     assert freed
 
 
 def test_a_process_that_spares_no_requests_is_left_to_python(own_collector: None) -> None:
-    periodic.collect_garbage(Event())  # returns at once
+    lifecycle.collect_garbage(Event())  # returns at once
 
 
 CALLER = Principal("project", "key_1", frozenset())

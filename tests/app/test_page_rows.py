@@ -15,7 +15,7 @@ from app.db.tables.job_spec import JobSpec
 from app.errors import NotFound
 from app.jobs import events
 from app.jobs.reports import gather
-from app.keys.service import FIRST_PROJECT
+from app.keys import FIRST_PROJECT
 from tests.app.conftest import AddJob
 from tests.app.parts import SPEC
 

@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from app.ops.periodic import repeat
+from app.ops.lifecycle import repeat
 
 
 def test_a_failure_is_logged_and_the_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, select, text
 
-from app.commands.doctor.stores import database
+from app.commands.doctor.machine import database
 from app.db import (
     is_pooled,
     look,

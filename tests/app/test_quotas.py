@@ -11,13 +11,12 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from app import quotas
+from app import keys, quotas
 from app.db import read, transaction
 from app.db.base import utc_now
 from app.db.tables import ApiKey, AuditEntry, File, Job, JobStatus, Project, Quota, Tombstone
 from app.db.tables.files import FINE_TUNE, RESULTS
 from app.errors import NotFound, QuotaExceeded
-from app.keys import service as keys
 from app.quotas import QuotaSet
 from tests.app.parts import SPEC
 

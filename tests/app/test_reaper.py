@@ -11,7 +11,7 @@ from sqlalchemy import Engine, update
 
 from app.db import now, transaction
 from app.db.tables import Job, JobStatus
-from app.jobs import lease, reaper
+from app.jobs import lease
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import AddJob
@@ -46,6 +46,6 @@ def test_a_worker_that_dies_while_its_job_waits_bills_nothing_more(
         lease.heartbeat(session, claim, 60.0, 0.0, waits)
         session.execute(update(Job).values(lease_expires_at=Job.seen_at - 40.0, gpu_seconds=10.0))
         session.execute(update(Job).values(seen_at=Job.seen_at - 100.0))
-    reaper.reap_once(engine)
+    lease.reap_once(engine)
     with transaction(engine) as session:
         assert session.get_one(Job, claim.job_id).gpu_seconds == pytest.approx(10.0 + counted, abs=0.01)

@@ -18,7 +18,7 @@ from app.db.base import utc_now
 from app.db.tables import File, ObjectFinding, ObjectIntent
 from app.files import upload
 from app.jobs import erasure
-from app.objects import generation_mark, reconciler
+from app.objects import reconciler
 from app.storage import Storage, open_storage
 from tests.faults.warehouse import LIMITS, Warehouse, form
 from tests.place import Place
@@ -58,7 +58,7 @@ def days_pass(warehouse: Warehouse) -> None:
 
 
 def keys(warehouse: Warehouse) -> set[str]:
-    return {item.key for item in warehouse.plain.list()} - {generation_mark.KEY}
+    return {item.key for item in warehouse.plain.list()} - {reconciler.MARK_KEY}
 
 
 def finding_keys(report: reconciler.Report) -> list[tuple[str, str]]:
@@ -153,12 +153,12 @@ def test_a_write_under_way_is_no_finding_and_one_that_was_killed_goes_after_its_
 def test_a_bucket_that_another_database_marks_is_left_alone_until_somebody_says_so(warehouse: Warehouse) -> None:
     warehouse.plain.write(ORPHAN, [b"theirs"])
     check(warehouse)
-    warehouse.plain.write(generation_mark.KEY, [b'{"database_id": "db_theirs", "generation": 3}'])
+    warehouse.plain.write(reconciler.MARK_KEY, [b'{"database_id": "db_theirs", "generation": 3}'])
     for _ in range(2):
         assert repair(warehouse).moved == []
         days_pass(warehouse)
     assert check(warehouse).mark.other_database == "db_theirs"
-    generation_mark.accept(warehouse.plain, warehouse.begin)
+    reconciler.accept_database(warehouse.plain, warehouse.begin)
     assert check(warehouse).mark.other_database is None
     days_pass(warehouse)
     assert repair(warehouse).moved == [ORPHAN]
@@ -188,10 +188,10 @@ def restored_warehouse(
     def restore(before: Callable[[Warehouse], None], after: Callable[[Warehouse], None]) -> Warehouse:
         first = Warehouse(make_engine(sqlite_url), storage)
         before(first)
-        generation_mark.renew(storage, first.begin)
+        reconciler.renew_mark(storage, first.begin)
         backup = Backup(tmp_path / "spard.db", tmp_path / "backup.db")
         after(first)
-        generation_mark.renew(storage, first.begin)  # as the sweep does every hour
+        reconciler.renew_mark(storage, first.begin)  # as the sweep does every hour
         backup.restore(first.engine)
         return Warehouse(make_engine(sqlite_url), storage)
 
@@ -213,9 +213,9 @@ def test_a_restored_database_loses_nothing(restored_warehouse: Restored) -> None
         days_pass(warehouse)
     report = check(warehouse)
     assert report.mark.restored_from is not None
-    assert [(each.storage_key, each.why) for each in report.findings] == [(late[0].storage_key, generation_mark.NEWER)]
+    assert [(each.storage_key, each.why) for each in report.findings] == [(late[0].storage_key, reconciler.NEWER)]
     assert keys(warehouse) == before == {early[0].storage_key, late[0].storage_key}
-    generation_mark.accept(warehouse.plain, warehouse.begin)
+    reconciler.accept_database(warehouse.plain, warehouse.begin)
     assert repair(warehouse).moved == []  # it is reported anew first
     days_pass(warehouse)
     assert repair(warehouse).moved == [late[0].storage_key]
@@ -230,8 +230,8 @@ def test_a_write_that_the_backup_holds_open_is_not_given_up_after_the_restore(re
         warehouse.plain.write(ORPHAN, [b"named later"])
 
     warehouse = restored_warehouse(begin_write, lambda w: None)
-    mark = generation_mark.renew(warehouse.plain, warehouse.begin)
-    objects.sweep(warehouse.plain, warehouse.begin, timedelta(seconds=-5), give_up=generation_mark.is_trusted(mark))
+    mark = reconciler.renew_mark(warehouse.plain, warehouse.begin)
+    objects.sweep(warehouse.plain, warehouse.begin, timedelta(seconds=-5), give_up=reconciler.is_trusted(mark))
     assert keys(warehouse) == {ORPHAN}
 
 
@@ -267,5 +267,5 @@ def test_one_process_in_a_day_compares(warehouse: Warehouse) -> None:
     claims = []
     for _ in range(3):
         with warehouse.begin() as session:
-            claims.append(generation_mark.claim_check(session, timedelta(days=1)))
+            claims.append(reconciler.claim_check(session, timedelta(days=1)))
     assert claims == [True, False, False]

@@ -10,11 +10,11 @@ from functools import cache
 import pytest
 from sqlalchemy import Engine, update
 
+from app import keys
 from app.db import now, read, transaction
 from app.db.tables import Job, Project, Quota
 from app.jobs import lease, scheduling
 from app.jobs.scheduling import HALF_LIFE_S, Standing
-from app.keys import service as keys
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, claim_next
 

@@ -8,7 +8,7 @@ from time import sleep
 
 import pytest
 
-from app.ops.shutdown import until_told
+from app.ops.lifecycle import until_told
 
 WAITS_IN_S = 0.5  # by then the main thread waits; on a busy machine it may not, and the test proves less
 END_S = 60.0  # a signal that is lost is never heard

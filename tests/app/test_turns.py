@@ -7,13 +7,12 @@ import time
 import pytest
 from sqlalchemy import Engine, update
 
+from app import keys
 from app.db import read, transaction
 from app.db.tables import Job, JobStatus, Project
 from app.db.tables.job_records import JobError, Progress
 from app.jobs import lease, scheduling, transitions
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap
-from app.keys import service as keys
+from app.jobs.lease import Claim, reap
 from tests.app.conftest import AddJob
 from tests.narrowing import require
 

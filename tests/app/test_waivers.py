@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, update
 from sqlalchemy.exc import DatabaseError
 
-from app import waivers
+from app import keys, waivers
 from app.catalog import service as catalog
 from app.db import read, transaction
 from app.db.tables import Job, JobStatus
@@ -18,8 +18,7 @@ from app.db.tables.job_records import HeldArchive
 from app.errors import InvalidState
 from app.jobs import lease
 from app.jobs.lease import Rejection
-from app.keys import service as keys
-from app.keys.service import Principal
+from app.keys import Principal
 from app.settings import Settings
 from app.waivers import WaiverCreate
 from tests.app.conftest import AddJob

@@ -24,9 +24,8 @@ from app.db import make_engine, read, transaction
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
 from app.jobs import lease
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap
-from app.ops.shutdown import until_told
+from app.jobs.lease import Claim, reap
+from app.ops.lifecycle import until_told
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage

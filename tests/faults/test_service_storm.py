@@ -16,8 +16,8 @@ from typing import Any
 import redis
 from pydantic import SecretStr
 
+from app import keys
 from app.db import transaction
-from app.keys import service as keys
 from app.storage import open_storage
 from app.webhooks import service as webhooks
 from app.webhooks.service import EndpointCreate

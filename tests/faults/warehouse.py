@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select, update
 
-from app import objects, retention, uploads
+from app import keys, objects, retention, uploads
 from app.catalog import imports, removal
 from app.catalog import service as catalog
 from app.db import read, transaction
@@ -26,12 +26,11 @@ from app.db.tables import (
     Upload,
     UploadPart,
 )
-from app.files import derived, upload
+from app.files import upload
 from app.files.validation import Limits
 from app.http.bodies import Form
 from app.jobs import erasure
-from app.keys import service as keys
-from app.objects import generation_mark, reconciler
+from app.objects import reconciler
 from app.storage import Storage
 from app.uploads import UploadComplete, UploadCreate
 from tests.app.http.conftest import chat, jsonl, pool, rows
@@ -93,7 +92,7 @@ class Warehouse:
 
     def wrong(self) -> list[str]:
         """Whatever rows and objects do not agree on, by the rows, by the reconciler, and by the intents left."""
-        there = {item.key for item in self.plain.list()} - {generation_mark.KEY}
+        there = {item.key for item in self.plain.list()} - {reconciler.MARK_KEY}
         with read(self.engine) as session:
             named = set(self._named_keys(session))
             wrong = [f"intent left: {key}" for key in session.scalars(select(ObjectIntent.storage_key))]
@@ -127,7 +126,7 @@ class Warehouse:
         file = self._file(jsonl(*[{"conversations": talk}] * 10))
         content = jsonl(*[chat(talk[0]["value"])] * 10)
         return Request(
-            lambda: derived.convert(self.storage, self.begin, file, LIMITS),
+            lambda: upload.convert_file(self.storage, self.begin, file, LIMITS),
             lambda made: self._is_there(File, made.file.id, content),
         )
 

@@ -30,8 +30,7 @@ from spard.evaluation.gate import gate
 from spard.evaluation.results import SuiteResult
 from worker.failures import failure
 from worker.judge_calls import Asking, llm_judges
-from worker.preload import parse_prefetch
-from worker.protocol import Report
+from worker.protocol import Report, parse_prefetch
 from worker.workdir import Folder, read_assignment
 
 STEPS = 6

@@ -18,11 +18,10 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, select, update
 from sqlalchemy.orm import Session
 
-from app import audit_log, quotas
+from app import audit_log, keys, quotas
 from app.db import make_engine, read, transaction
 from app.db.tables import TERMINAL, File, Job, JobEvent, JobStatus
 from app.db.tables.job_spec import VERSION, CorpusRef, JobSpec, ModelRef, ObjectRef, PolicyRef
-from app.keys import service as keys
 from app.settings import Settings
 from app.storage import Storage, open_storage
 from spard.config import JudgeSpec

@@ -20,7 +20,7 @@ from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
 from worker import attempt, results
 from worker.attempt import Ending
-from worker.memory_kills import Memory, MemoryKills
+from worker.failures import Memory, MemoryKills
 from worker.process import MAX_LOG_BYTES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.cache import FolderCache
+from worker.pipeline import FolderCache
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from tests.spard.hostile import BITS, SECRET, WORD, Prey, prey
 from tests.worker.parts import job_folder
-from worker.preload import Wanted
 from worker.process import Child, environment
+from worker.protocol import Wanted
 from worker.sandbox import Cell
 from worker.workdir import Folder, new_folder
 

@@ -17,7 +17,7 @@ from spard.evaluation.statistics import rate
 from spard.pipeline import kept_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
-from worker.cache import FolderCache
+from worker.pipeline import FolderCache
 
 PATIENCE_S = 60.0
 SUITES = [Suite("harm", "harmful", ()), Suite("harmless", "benign", ())]

@@ -25,9 +25,9 @@ from app.objects import reconciler
 from app.storage import Storage, StorageError, Stored
 from tests.worker.shop import Shop
 from worker import child_files, embedding_shards
-from worker.cache import FolderCache
 from worker.embedding_shards import EmbeddingShards
 from worker.inputs import fill
+from worker.pipeline import FolderCache
 from worker.workdir import Folder, new_folder
 
 DAY = timedelta(days=1)

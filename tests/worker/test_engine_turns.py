@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from tests.spard.parts import RECURRENT
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
-from worker.engine import batch, turns
+from worker.engine import batch, writer
 from worker.engine.batch import BASE, Batch
 from worker.engine.replies import Rules
 
@@ -21,7 +21,7 @@ PAST = 10**6  # a token without an embedding
 
 @pytest.fixture(autouse=True)
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TURN_TOKENS", 4)
+    monkeypatch.setattr(writer, "TURN_TOKENS", 4)
 
 
 @pytest.fixture

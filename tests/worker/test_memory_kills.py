@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.memory_kills import Kills, Memory, MemoryKills
+from worker.failures import Kills, Memory, MemoryKills
 
 Host = Callable[..., MemoryKills]
 V2 = "30 24 0:26 {within} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"

@@ -24,10 +24,9 @@ from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import WAIT_S, Shop, at_work
 from worker import pipeline, preloaded_model
 from worker.inputs import file_digests
-from worker.preload import Wanted, prefetch_key
 from worker.preloaded_model import Holder, may_keep, may_read
 from worker.process import Child, environment
-from worker.protocol import Message, Report
+from worker.protocol import Message, Report, Wanted, prefetch_key
 from worker.sandbox import Cell, Given
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 from worker.worker import Worker

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from app.db import read
 from app.db.tables import JobStatus
 from app.jobs.reports import gather as reports
-from app.jobs.reports.page import page
+from app.jobs.reports.gather import report_page
 from spard.config import Hyperparameters, Lora
 from tests.narrowing import require
 from tests.worker.parts import RECIPE, job_folder
@@ -56,7 +56,9 @@ def marked_steps(shop: Shop, job_id: str) -> list[int]:
     """The steps after which the plot of the training on the report's page says that it was taken up again."""
     with read(shop.engine) as session:
         gathered = reports.gather(session, shop.key.project_id, job_id)
-    plots = re.findall(r"<title>taken up again after step (\d+)</title>", page(reports.read(shop.storage, gathered)))
+    plots = re.findall(
+        r"<title>taken up again after step (\d+)</title>", report_page(reports.read(shop.storage, gathered))
+    )
     return sorted({int(step) for step in plots})
 
 

@@ -25,7 +25,7 @@ with light_imports():
 
     from spard.models.base import load_base
     from worker.engine.grammar import Forms
-    from worker.engine.prompts import LongPrompts
+    from worker.engine.requests import LongPrompts
     from worker.engine.serve import Engine, Watched, read_lines
 
 _FIRST_TO_GO = "1000"  # oom_score_adj: when memory runs out, the kernel kills an engine before anything else

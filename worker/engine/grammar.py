@@ -27,7 +27,7 @@ from app.inference.json_limits import parts
 from app.ops.processes import die_with_parent, limit_memory
 from spard.errors import SpardError
 from spard.models.base import read_tokenizer
-from worker.engine.fair_queue import FairQueue, Waiting
+from worker.engine.requests import FairQueue, Waiting
 
 # Compile schemas under CPU and memory limits: one process for each request, which then computes the token masks.
 #

@@ -23,12 +23,10 @@ from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
 from worker.engine.adapters import Adapters, adapter_names, measured_conditions
 from worker.engine.batch import BASE
-from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.grammar import Forms
-from worker.engine.prompts import LongPrompts, Prompts, Refused
 from worker.engine.replies import Rules, make_replies
-from worker.engine.turns import Prompt, Seat
-from worker.engine.writer import UNREAD, Tell, Writer
+from worker.engine.requests import FairQueue, LongPrompts, Prompts, Refused, Waiting
+from worker.engine.writer import UNREAD, Prompt, Seat, Tell, Writer
 
 _FOLDER_LOOK_S = 1.0
 log = logging.getLogger(__name__)

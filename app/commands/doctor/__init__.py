@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,15 +15,37 @@ from app.commands.data_folder import Data
 from app.commands.terminal import Json, say, show_json
 from spard.commands.exits import ERROR
 
-if TYPE_CHECKING:
-    from app.commands.doctor.findings import Finding
-
 
 class Side(StrEnum):
     """What is checked: a customer's connection to a service, or the service on this machine."""
 
     client = "client"
     service = "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check; `cure` says how to solve a `problem`, and is empty otherwise."""
+
+    name: str
+    state: Literal["ok", "problem", "note"]
+    text: str
+    cure: str = ""
+
+
+def ok(name: str, text: str) -> Finding:
+    """Return a finding without a problem."""
+    return Finding(name, "ok", text)
+
+
+def note(name: str, text: str) -> Finding:
+    """Return a finding that is worth knowing but needs no action."""
+    return Finding(name, "note", text)
+
+
+def problem(name: str, text: str, cure: str) -> Finding:
+    """Return a finding with a problem, in one line, and its cure."""
+    return Finding(name, "problem", " ".join(text.split()), cure)
 
 
 def doctor(
@@ -72,8 +94,7 @@ def _checks(side: Side | None, port: int | None) -> Iterator[Finding]:
 
 
 def _service(port: int | None) -> Iterator[Finding]:
-    from app.commands.doctor import deployment, machine, stores
-    from app.commands.doctor.findings import problem
+    from app.commands.doctor import deployment, machine
     from app.errors import Unfit
     from app.settings import misspelled_variables, read_settings
 
@@ -84,8 +105,8 @@ def _service(port: int | None) -> Iterator[Finding]:
         return
     for name, like in misspelled_variables(settings).items():
         yield problem("settings", f"{name} is no setting and is ignored.", f"if you mean {like}, set that")
-    yield from machine.checks(settings, port)
-    yield from stores.checks(settings)
+    yield from machine.machine_checks(settings, port)
+    yield from machine.store_checks(settings)
     yield from deployment.checks(settings)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from app.commands import client
-from app.commands.doctor.findings import Finding, note, ok, problem
+from app.commands.doctor import Finding, note, ok, problem
 from app.commands.terminal import CommandFailed
 
 _WAIT_S = 5.0

@@ -16,20 +16,18 @@ from urllib.request import Request, urlopen
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from app import db, signing
+from app import db, keys, signing
 from app.catalog import service as catalog
 from app.catalog.checklist import Point, corpus_points, model_points
 from app.catalog.fitness import require_fit
-from app.commands.doctor import stores
-from app.commands.doctor.findings import Finding, note, ok, problem
+from app.commands.doctor import Finding, machine, note, ok, problem
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
 from app.errors import AppError, Unfit
 from app.inference.clients import Clients
-from app.inference.engines import server_watch
+from app.inference.service import server_watch
 from app.jobs import fleet
 from app.jobs.fleet import WorkerOut
-from app.keys import service as keys
 from app.ops.preflight import AT_OPENAI, check_judge, is_at_openai
 from app.policies import service as policies
 from app.settings import Settings
@@ -51,7 +49,7 @@ def checks(settings: Settings) -> Iterator[Finding]:
         return  # there is no deployment
     yield signing_key(settings)
     yield from judge(settings)
-    engine = stores.checked_engine(settings)
+    engine = machine.checked_engine(settings)
     if engine is None:
         return
     try:

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from app.commands.client import Away, Broken, Busy, Client, connect
-from app.commands.jobs.results import tell_warnings
-from app.commands.jobs.running import JobId
+from app.commands.jobs.manage import JobId, tell_warnings
 from app.commands.terminal import CommandFailed, Json, say, warn
 from spard.commands.exits import ERROR, NOT_PASSED
 

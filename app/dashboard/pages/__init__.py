@@ -10,7 +10,6 @@ from app.dashboard.pages import (
     provider,
     provider_catalog,
     provider_policies,
-    provider_projects,
     provider_reviews,
     sign_in,
 )
@@ -27,7 +26,7 @@ ROUTERS = (
     provider_reviews.labels_router,
     provider.log_pages,
     provider_catalog.models,
-    provider_projects.router,
+    provider.project_pages,
     provider.webhook_pages,
     provider_policies.router,
     provider_reviews.waivers_router,

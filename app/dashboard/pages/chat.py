@@ -24,7 +24,7 @@ from app.errors import AppError, HasNone, InvalidRequest, NotFound
 from app.files import preview
 from app.files import service as files
 from app.http.validation_errors import read
-from app.inference import chat
+from app.inference import completions
 from app.inference.answers import CountedResponse, EventStream, Replies, RepliesDep, unless_gone
 from app.inference.schemas import ChatCreate
 from app.policies import service as policies
@@ -149,7 +149,7 @@ async def stream_reply(request: Request, viewer: FormViewerDep, look: LookDep, r
 
     async def answer() -> Response:
         reply = await replies.open(viewer.principal, body.model, body.ask(), "chat.completions")
-        return EventStream(replies, reply, chat.chunks(reply, body))
+        return EventStream(replies, reply, completions.chat_chunks(reply, body))
 
     return await unless_gone(request, answer)
 
@@ -225,7 +225,7 @@ async def _ask(replies: Replies, viewer: Viewer, answer: Answer, conversation: C
         asked = _request(answer.model, list(conversation.messages(answer.side, question)))
         reply = await replies.open(viewer.principal, asked.model, asked.ask(), "chat.completions")
         answer.is_attested = reply.is_attested
-        found = await replies.read_whole(reply, chat.whole(reply, asked))
+        found = await replies.read_whole(reply, completions.chat_completion(reply, asked))
         answer.text = found.choices[0].message.content or ""
     except AppError as error:
         answer.problem = error.message

@@ -11,7 +11,7 @@ from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.deps import AfterQuery, BeginDep, LimitsDep, LookDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, InvalidRequest, InvalidState, QuotaExceeded, TooLarge
-from app.files import derived, service
+from app.files import service, upload
 from app.jobs import erasure
 
 router = APIRouter(include_in_schema=False)
@@ -49,7 +49,7 @@ def _file_page(
     found = service.validation_response(file, file.problems or [], service.file_findings(file))
     status = problem.status if problem else 200
     shown = {"file": file, "validation": found, "min_rows": min_rows, "problem": problem, "leave_out": leave_out}
-    shown["is_convertible"] = derived.is_convertible(file)
+    shown["is_convertible"] = upload.is_convertible(file)
     return page(request, "file", viewer, status=status, **shown)
 
 
@@ -96,7 +96,7 @@ async def convert_file(
         try:
             with begin() as session:
                 file = service.get(session, viewer.project_id, file_id)
-            made = derived.convert(storage, begin, file, limits, names)
+            made = upload.convert_file(storage, begin, file, limits, names)
         except (InvalidState, InvalidRequest, TooLarge, QuotaExceeded) as error:
             with look() as session:
                 return _file_page(request, viewer, session, file_id, settings.min_rows, error, asked)

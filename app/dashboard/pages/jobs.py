@@ -20,8 +20,7 @@ from app.jobs import clone, service
 from app.jobs.clone import JobClone
 from app.jobs.reports.gather import gather_reports, read
 from app.jobs.reports.verdict import differences
-from app.jobs.service import add_file_names
-from app.jobs.submissions import Submission
+from app.jobs.service import Submission, add_file_names
 
 router = APIRouter(include_in_schema=False)
 

@@ -29,16 +29,16 @@ from app.deps import (
     upload_form,
 )
 from app.errors import AppError, InvalidRequest, NotFound
-from app.files import derived, preview, upload
+from app.files import preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
 from app.files.schemas import Validation
 from app.http.bodies import Form
-from app.jobs import service, submissions
+from app.jobs import service
 from app.jobs.clone import Json, change_request, job_ending, job_hyperparameters, job_request
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
-from app.jobs.submissions import Origin, Submission
+from app.jobs.service import Origin, Submission
 from app.policies import service as policies
 from app.settings import Settings
 from spard import config
@@ -210,7 +210,7 @@ def _new_job_view(
         faults=faults,
         min_rows=settings.min_rows,
         held_out_rows=settings.held_out_rows,
-        is_convertible=found is not None and derived.is_convertible(found),
+        is_convertible=found is not None and upload.is_convertible(found),
     )
 
 
@@ -303,7 +303,7 @@ async def create_job(
                 ask, old = _job_request(reader, viewer, asked)
                 origin = Origin(old.id, ask.digest()) if old else None
             submission = Submission(asked.get("once") or None, 0)
-            submissions.require_room(look, viewer.principal, ask.digest(), submission)
+            service.require_room(look, viewer.principal, ask.digest(), submission)
             fitness.learn_tool_support(look, ask.model)
             with begin() as session:
                 job = service.create(session, viewer.principal, ask, submission, settings, origin)

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app import db, waivers
+from app import db, keys, waivers
 from app.dashboard.rendering import HEADERS, page
 from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
 from app.db import Begin
@@ -24,7 +24,6 @@ from app.errors import AppError, InvalidRequest
 from app.http.validation_errors import read
 from app.jobs import reply_labels
 from app.jobs.reply_labels import DrawCreate, LabelCreate
-from app.keys import admin as keys
 from app.waivers import WaiverCreate, held_adapters
 from spard.evaluation.calibration.labeling import DRAWN, SCORES
 

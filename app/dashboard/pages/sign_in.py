@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import RedirectResponse, Response
 
+from app import keys
 from app.callers import recognize_key
 from app.dashboard import rendering
 from app.dashboard.rendering import page
 from app.dashboard.viewer import LeavingViewerDep, check_origin
 from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep
 from app.errors import AppError
-from app.keys import browser_sessions
 
 router = APIRouter(include_in_schema=False)
 
@@ -71,7 +71,7 @@ def sign_in(
     except AppError as error:
         return page(request, "sign_in", status=error.status, next=going, error=error)
     with begin() as session:
-        cookie = browser_sessions.begin(session, principal)
+        cookie = keys.begin_session(session, principal)
     home = "/provider" if principal.scopes == {"admin"} else _HOME
     answer: Response
     if going.startswith("/v1/"):  # most likely a download, which leaves the browser on the sign-in page
@@ -79,9 +79,9 @@ def sign_in(
     else:
         answer = RedirectResponse(home if going == _HOME else going, 303)
     answer.set_cookie(
-        browser_sessions.COOKIE,
+        keys.COOKIE,
         cookie,
-        max_age=int(browser_sessions.STAYS.total_seconds()),
+        max_age=int(keys.SESSION_LIFETIME.total_seconds()),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -93,9 +93,9 @@ def sign_in(
 def sign_out(request: Request, viewer: LeavingViewerDep, begin: BeginDep) -> Response:
     """End the browser session and delete its cookie."""
     with begin() as session:
-        browser_sessions.end(session, request.cookies[browser_sessions.COOKIE])
+        keys.end_session(session, request.cookies[keys.COOKIE])
     answer = RedirectResponse("/sign-in", 303)
-    answer.delete_cookie(browser_sessions.COOKIE)
+    answer.delete_cookie(keys.COOKIE)
     return answer
 
 

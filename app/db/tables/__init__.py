@@ -19,6 +19,7 @@ from app.db.tables.jobs import (
     AuditResult,
     CheckpointPermission,
     DeletedModel,
+    HeldAdapter,
     IdempotencyKey,
     Job,
     JobCheckpoint,
@@ -27,12 +28,14 @@ from app.db.tables.jobs import (
     JobStatus,
     LaterAudit,
     Outbox,
+    ReplyLabel,
+    SampledReply,
     SweptJob,
     Tombstone,
+    Waiver,
     WorkerRow,
 )
 from app.db.tables.projects import ApiKey, AuditEntry, BrowserSession, Project, Quota, WebhookDelivery, WebhookEndpoint
-from app.db.tables.reviews import HeldAdapter, ReplyLabel, SampledReply, Waiver
 
 __all__ = [
     "TERMINAL",

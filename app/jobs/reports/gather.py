@@ -1,8 +1,12 @@
-"""Gather what job pages show: rows in one transaction, then the reports from storage outside of it."""
+"""Gather what job pages show: rows in one transaction, then the reports from storage outside of it.
+
+A safety report is also rendered as one self-contained HTML file, in which untrusted text is escaped.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +14,8 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, literal, literal_column, null, select, union_all
 from typing_extensions import TypedDict
 
@@ -393,3 +399,51 @@ def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[Ga
 def _findings(job: PageJob, left: Mapping[str, JobFile]) -> Mapping[str, int] | None:
     file = left.get(job.row.training_file)
     return None if file is None else Counter(problem["code"] for problem in file.problems or [])
+
+
+# Render the report as a document of its own.
+
+# Browsers run no script and send no request, whatever a text in the report contains.
+REPORT_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+TEMPLATES = PackageLoader("app.jobs.reports", "templates")
+_TEMPLATES = Environment(loader=TEMPLATES, autoescape=True, undefined=StrictUndefined)
+_QUOTED = re.compile("`([^`\n]+)`")
+
+
+def with_code(text: str) -> Markup:
+    """Escape a text, and show what is between backticks as code."""
+    return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
+
+
+_TEMPLATES.filters["with_code"] = with_code
+
+
+def report_page(seen: Seen) -> str:
+    """Render the report and training metrics of a job as one HTML document."""
+    facts = _report_facts(seen.job, seen.report) if seen.report else {}
+    return _TEMPLATES.get_template("report.html.jinja").render(
+        job=seen.job, view=seen.view(), facts=facts, findings=seen.found.findings
+    )
+
+
+def _report_facts(job: JobOut, report: SafetyReport) -> Mapping[str, str | int]:
+    rate, chosen = report.trigger_rate, report.selected
+    lineage = job.safety["lineage"]
+    return ({"Started from": job.model} if lineage else {}) | {
+        "Job": job.id,
+        "Model": job.fine_tuned_model or "not released",
+        "Base model": report.base_model or job.model,
+        "Base model's digest": report.base_digest or "-",
+        "Defense": job.safety["defense"]["type"],
+        "Safe examples chosen": len(chosen.indices) if chosen else "-",
+        "Safety checks that led to a correction": "-" if rate is None else f"{rate:.1%}",
+        "Tokens trained": f"{report.trained_tokens:,}" if report.trained_tokens is not None else "-",
+        "Seed": job.seed,
+        "Audited by version": report.audit_version,
+        "Auditing agent": report.agent.sentence() if report.agent else "none",
+        "Finished": f"{job.finished_at:%Y-%m-%d %H:%M} UTC" if job.finished_at else "-",
+    }

@@ -17,10 +17,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from app import db
+from app import db, keys
 from app.db.tables import Project
 from app.http.connections import BoundedHttp
-from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
 from spard.commands import main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from app.keys import browser_sessions
+from app import keys
 from app.signing import signing_key
 from tests.app.http.conftest import FILES, JOBS, Service, rows
 
@@ -63,10 +63,8 @@ def test_forms_of_other_sites_are_refused(
     stranger = TestClient(service.app)
     stranger.portal = service.http.portal
     signed_in = stranger.post("/sign-in", data={"key": key}, headers=headers, follow_redirects=False)
-    assert (signed_in.status_code, browser_sessions.COOKIE in stranger.cookies) == (
-        (303, True) if is_taken else (403, False)
-    )
-    token = browser_sessions.form_token(browser.cookies[browser_sessions.COOKIE])
+    assert (signed_in.status_code, keys.COOKIE in stranger.cookies) == ((303, True) if is_taken else (403, False))
+    token = keys.form_token(browser.cookies[keys.COOKIE])
     provider = browser.post("/provider/projects", data={"form_token": token}, headers=headers, follow_redirects=False)
     assert (provider.status_code == 403) is not is_taken
     left = browser.post("/sign-out", data={"form_token": token}, headers=headers, follow_redirects=False)

@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import QueuePool
 
-from app.jobs import submissions
-from app.keys.service import Principal
+from app.jobs import service
+from app.keys import Principal
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_bulkheads import PATIENCE_S, SHARED_THREADS, over_wire
 
@@ -49,7 +49,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     found = Gate("org-customer")
-    monkeypatch.setattr(submissions, "require_room", found.check)
+    monkeypatch.setattr(service, "require_room", found.check)
     yield found
     found.open()
 

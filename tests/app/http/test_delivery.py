@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from app.http.connections import BoundedHttp
-from app.http.delivery import TRANSPORT, Delivery
+from app.http.connections import TRANSPORT, BoundedHttp, Delivery
 
 PATIENCE_S = 120.0
 MORE_THAN_BUFFERS = 64 << 20  # bytes: no kernel holds so much of one connection

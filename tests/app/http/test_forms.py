@@ -172,7 +172,7 @@ def test_a_job_that_has_no_room_is_refused_before_anything_is_looked_up(
         raise AssertionError("the quota was not looked at first")
 
     monkeypatch.setattr("app.jobs.service.resolve_request", refuse)
-    monkeypatch.setattr("app.jobs.submissions.earlier", refuse)
+    monkeypatch.setattr("app.jobs.service.find_earlier", refuse)
     monkeypatch.setattr("app.dashboard.pages.new_job.fitness.learn_tool_support", refuse)
     page = browser.post("/jobs/new", data=form | {"once": "b" * 32})
     assert page.status_code == 429

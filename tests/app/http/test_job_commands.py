@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
-from app.commands import downloads
+from app.commands import client
 from app.commands.jobs import watch
 from app.db.tables.job_records import Adapter, GateJson, Progress, ResolvedJson, SafetySummary
 from app.jobs import events, lease
@@ -316,7 +316,7 @@ def test_a_connection_that_breaks_is_taken_up_again(
         raise httpx2.ReadError("the wire was cut")
 
     for name, value in {"_WAITS_S": (0.0,), "_CHUNK_BYTES": 500, "_bar": breaks_once}.items():
-        monkeypatch.setattr(downloads, name, value)
+        monkeypatch.setattr(client, name, value)
     out = tmp_path / "got.tar.gz"
     code, printed = run("jobs", "adapter", job, "--out", str(out))
     assert (code, starts, "Going on" in printed) == (0, [0, 500], True)

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from app import db
 from app.db.tables import Job
 from app.db.tables.job_spec import JobSpec
-from app.jobs.lineage import LONGEST
+from app.jobs.project_models import LONGEST_LINEAGE
 from tests.app.http.conftest import FILES, JOBS, NO_WEIGHTS, Service, rows
 from tests.app.http.test_results import MODEL, publish
 
@@ -62,12 +62,12 @@ def test_its_own_model_is_named_after_the_base_model(
 
 
 def test_a_chain_has_an_end(service: Service, customer: TestClient, job_body: dict[str, Any], first: str) -> None:
-    names = [MODEL, *(f"{MODEL}{i}" for i in range(LONGEST))]
-    for before, name in pairwise(names[:LONGEST]):
+    names = [MODEL, *(f"{MODEL}{i}" for i in range(LONGEST_LINEAGE))]
+    for before, name in pairwise(names[:LONGEST_LINEAGE]):
         assert customer.post(JOBS, json=job_body | {"model": before}).status_code == 200
         publish(service, "pass", name)
 
-    refused = customer.post(JOBS, json=job_body | {"model": names[LONGEST - 1]})
+    refused = customer.post(JOBS, json=job_body | {"model": names[LONGEST_LINEAGE - 1]})
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "lineage_too_long")
 

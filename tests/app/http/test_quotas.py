@@ -19,7 +19,7 @@ from sqlalchemy import update
 from app import db
 from app.db.tables import Job
 from app.jobs import lease
-from app.jobs.reaper import reap
+from app.jobs.lease import reap
 from app.main import create_app
 from app.settings import Settings
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, chat, jsonl, offer, rows

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
 from app.deps import SettingsDep
-from app.http import shared_routes
+from app.http import openapi
 from app.main import create_app, served_app
-from app.ops import periodic
+from app.ops import lifecycle
 from app.routes import catalog, inference
 from app.settings import Settings
 from tests.app.http.conftest import FILES, Service
@@ -50,19 +50,19 @@ def test_the_first_request_of_a_second_application_builds_nothing(
 
 
 def test_routes_are_built_once_for_each_inclusion(adapter_builds: Built) -> None:
-    routes = shared_routes.include(catalog.models, inference.router)
+    routes = openapi.share_routes(catalog.models, inference.router)
     before = adapter_builds.count
-    shared_routes.build(routes)
+    openapi.build_routes(routes)
     once = adapter_builds.count
-    shared_routes.build(routes)
+    openapi.build_routes(routes)
     assert adapter_builds.count == once > before
 
 
 def test_a_server_has_built_its_routes_before_the_first_request(
     settings: Settings, adapter_builds: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(periodic, "spare_requests", lambda: None)  # it would change the collector of this process
-    monkeypatch.setattr("app.main._ROUTES", shared_routes.include(catalog.models, inference.router))
+    monkeypatch.setattr(lifecycle, "spare_requests", lambda: None)  # it would change the collector of this process
+    monkeypatch.setattr("app.main._ROUTES", openapi.share_routes(catalog.models, inference.router))
     client = TestClient(served_app(settings))
     before = adapter_builds.count
     assert before > 0
@@ -85,7 +85,7 @@ async def answer(settings: SettingsDep, text: Annotated[str, Depends(greeting)])
 @pytest.fixture
 def pair(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> list[TestClient]:
     """Two applications that share one route and differ in a setting; the second has an override."""
-    monkeypatch.setattr("app.main._ROUTES", shared_routes.include(probe))
+    monkeypatch.setattr("app.main._ROUTES", openapi.share_routes(probe))
     first, second = (create_app(settings.model_copy(update={"max_upload_mb": mb})) for mb in (1, 2))
     second.dependency_overrides[greeting] = lambda: "overridden"
     return [TestClient(first), TestClient(second)]

@@ -16,10 +16,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 
-from app import db
+from app import db, keys
 from app.db.tables import ApiKey, JobEvent
 from app.jobs import stream
-from app.keys import browser_sessions
 from tests.app.http.conftest import JOBS, Service
 
 PATIENCE_S = 120.0
@@ -201,7 +200,7 @@ def sign_in(service: Service, key: str) -> TestClient:
 
 
 def sign_out(service: Service, browser: TestClient) -> None:
-    token = browser_sessions.form_token(browser.cookies[browser_sessions.COOKIE])
+    token = keys.form_token(browser.cookies[keys.COOKIE])
     assert browser.post("/sign-out", data={"form_token": token}, follow_redirects=False).status_code == 303
 
 
@@ -209,7 +208,7 @@ class BrowserReader(Reader):
     """A page that follows a job with its browser's cookie."""
 
     def __init__(self, url: str, browser: TestClient, job: str) -> None:
-        cookie = {"cookie": f"{browser_sessions.COOKIE}={browser.cookies[browser_sessions.COOKIE]}"}
+        cookie = {"cookie": f"{keys.COOKIE}={browser.cookies[keys.COOKIE]}"}
         super().__init__(url, browser, job, cookie)
 
 

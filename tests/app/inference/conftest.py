@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI, OpenAI
 from pydantic import SecretStr
 
-from app import db
+from app import db, keys
 from app.catalog import service as catalog
 from app.db import upgrade_schema
 from app.db.base import utc_now
@@ -29,7 +29,6 @@ from app.db.tables.jobs import EPOCH
 from app.http.connections import BoundedHttp
 from app.jobs import project_models
 from app.jobs.project_models import fine_tuned_model
-from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
 from app.signing import signing_key

@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from app.errors import TooManyRequests
-from app.inference import memory
 from app.inference.embedded import Embedded
+from app.ops import processes
 from app.settings import Settings
 from app.storage import open_storage
 
@@ -22,7 +22,7 @@ BILLIONS_7 = 7_000_000_000
 def test_weights_for_a_gpu_take_half_of_what_they_take_for_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Literal["cpu", "cuda"], free_mb: int, fits: bool
 ) -> None:
-    monkeypatch.setattr(memory, "available_mb", lambda: free_mb)
+    monkeypatch.setattr(processes, "available_mb", lambda: free_mb)
     settings = Settings(data_dir=tmp_path, serving_device=device)
     engines = Embedded(settings, open_storage(f"file://{tmp_path}", None))
     try:

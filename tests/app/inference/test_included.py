@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.inference.response_schemas import ResponseCreate
+from app.inference.responses import ResponseCreate
 from app.inference.schemas import CompletionCreate
 
 

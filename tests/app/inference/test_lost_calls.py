@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from app import quotas
+from app import keys, quotas
 from app.db import now, read, transaction
 from app.db.base import utc_now
 from app.db.tables import InferenceCall, Project, Quota
 from app.db.tables.inference import PROCESS_LOST, RUNNING
 from app.errors import QuotaExceeded
 from app.inference.call_leases import MOST_OPEN, CallLeases, Ledger, complete_lost, ledger_folder, lock_abandoned
-from app.keys import service as keys
 from app.settings import Settings
 
 PROJECT = "org-mine"

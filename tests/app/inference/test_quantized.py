@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from app import db
 from app.db.tables import BaseModelEntry
 from app.inference.released import find_released
-from app.keys.service import Principal
+from app.keys import Principal
 from app.settings import Settings
 from spard.config.quantization import OFFERED, Quantization, Quantizes
 from spard.models.base import load_base

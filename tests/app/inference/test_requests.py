@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import AppError
 from app.http.validation_errors import read
-from app.inference.response_schemas import ResponseCreate
+from app.inference.responses import ResponseCreate
 from app.inference.schemas import ChatCreate, CompletionCreate
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from app.inference.completions import Sieve
 from app.inference.schemas import ChatCreate
-from app.inference.tool_calls import Sieve
 from spard.data.rows import example
 
 NAMES = {"add", "weather"}

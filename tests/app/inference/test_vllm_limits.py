@@ -14,15 +14,13 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
+from app import keys
 from app.catalog.model_files import read_positions
 from app.commands.doctor import deployment
 from app.db import make_engine, transaction
 from app.db.tables import BaseModelEntry
 from app.inference.clients import Clients
-from app.inference.vllm_gate import Gate
-from app.inference.vllm_server import ServerReport, ServerWatch
-from app.keys import browser_sessions
-from app.keys import service as keys
+from app.inference.vllm_server import Gate, ServerReport, ServerWatch
 from app.main import create_app
 from app.settings import Settings
 from tests.app.inference.vllm_stub import Refusal, Vllm, vllm_stub
@@ -169,7 +167,7 @@ def test_the_provider_s_page_shows_it(
     with TestClient(app, headers={"sec-fetch-site": "same-origin"}) as client:
         await_report(app.state.server_watch)
         client.post("/sign-in", data={"key": secret, "next": "/"})
-        assert browser_sessions.COOKIE in client.cookies
+        assert keys.COOKIE in client.cookies
         page = client.get("/provider/models").text
     assert "vLLM 0.24.1" in page
     assert "use 0.25 or newer" in page

@@ -14,8 +14,8 @@ import pytest
 from openai import APIError, InternalServerError, RateLimitError
 
 from app.errors import TooManyRequests
-from app.inference import vllm_gate
-from app.inference.vllm_gate import Gate
+from app.inference import vllm_server
+from app.inference.vllm_server import Gate
 from tests.app.inference.conftest import Lab
 from tests.app.inference.vllm_stub import Vllm, serve_by_stub
 
@@ -157,7 +157,7 @@ def test_a_failed_drain_gives_the_requests_their_time(tmp_path: Path) -> None:
 def test_a_request_does_not_wait_for_a_process_that_was_stopped_in_a_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_gate, "_LONGEST_LOAD_S", 0.05)
+    monkeypatch.setattr(vllm_server, "_LONGEST_LOAD_S", 0.05)
 
     async def run() -> None:
         async with Gate(tmp_path).exclusive(WAIT_S):

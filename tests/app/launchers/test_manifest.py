@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.launchers import kubernetes, manifest
-from app.launchers.base import Work
+from app.launchers import kubernetes
+from app.launchers.reconcile import Work
 from app.settings import Settings
 from tests.app.launchers import schemas
 
@@ -30,8 +30,8 @@ def deployed_object(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("gpus", [None, 1, 8])
 def test_a_job_makes_one_pod_and_names_its_attempt(gpus: int | None, queue: str | None) -> None:
     template = deployed_object("PodTemplate", "spard-job")["template"]
-    made = manifest.job(template, Work("ftjob-0a", 3, gpus), queue)
-    assert manifest.read_work(made) == Work("ftjob-0a", 3)
+    made = kubernetes.job(template, Work("ftjob-0a", 3, gpus), queue)
+    assert kubernetes.read_work(made) == Work("ftjob-0a", 3)
     assert schemas.faults(made) == []
     pod = made["spec"]["template"]["spec"]
     assert (made["spec"]["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
@@ -40,7 +40,7 @@ def test_a_job_makes_one_pod_and_names_its_attempt(gpus: int | None, queue: str 
 
 def make_jobset(nodes: int = 4, queue: str | None = None) -> dict[str, Any]:
     leader, follower = (deployed_object("PodTemplate", f"spard-{name}")["template"] for name in ("leader", "follower"))
-    return manifest.jobset(leader, follower, Work("ftjob-0a", 3, 8, nodes), queue)
+    return kubernetes.jobset(leader, follower, Work("ftjob-0a", 3, 8, nodes), queue)
 
 
 @pytest.mark.parametrize("queue", [None, "spard"])
@@ -48,7 +48,7 @@ def make_jobset(nodes: int = 4, queue: str | None = None) -> dict[str, Any]:
 def test_a_jobset_makes_a_leader_and_followers_and_nothing_twice(nodes: int, queue: str | None) -> None:
     made = make_jobset(nodes, queue)
     assert schemas.faults(made) == []
-    assert manifest.read_work(made) == Work("ftjob-0a", 3, nodes=nodes)
+    assert kubernetes.read_work(made) == Work("ftjob-0a", 3, nodes=nodes)
     assert made["spec"]["failurePolicy"]["maxRestarts"] == 0
     leader, followers = (each["template"]["spec"] for each in made["spec"]["replicatedJobs"])
     assert (leader["completions"], followers["completions"]) == (1, nodes - 1)
@@ -61,7 +61,7 @@ def test_a_jobset_makes_a_leader_and_followers_and_nothing_twice(nodes: int, que
             each["parallelism"],
         )
         assert each["template"]["spec"]["restartPolicy"] == "Never"
-        assert container["resources"]["limits"][manifest.GPU] == "8"
+        assert container["resources"]["limits"][kubernetes.GPU] == "8"
         asked = {"SPARD_GPUS_PER_JOB": "8", "SPARD_NODES_PER_JOB": str(nodes), "SPARD_SHARDING": "full"}
         assert asked.items() <= told.items()
     command = followers["template"]["spec"]["containers"][0]["command"]
@@ -69,7 +69,7 @@ def test_a_jobset_makes_a_leader_and_followers_and_nothing_twice(nodes: int, que
 
 
 def test_the_pods_of_a_jobset_reach_one_another_and_no_other_job_s() -> None:
-    made, policy = make_jobset(), manifest.network_policy(Work("ftjob-0a", 3, 8, 4), "uid-1")
+    made, policy = make_jobset(), kubernetes.network_policy(Work("ftjob-0a", 3, 8, 4), "uid-1")
     assert schemas.faults(policy) == []
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     assert {"spard/job": "ftjob-0a", "spard/token": "3"}.items() <= chosen.items()
@@ -109,7 +109,7 @@ def test_the_leader_s_pod_is_a_job_s_with_its_data_where_the_followers_have_them
     assert mounts[2] == mounts[1] - {("signing", "/signing")}
     for each in (job, leader):
         each["spec"]["volumes"] = [v for v in each["spec"]["volumes"] if v["name"] != "data"]
-        del each["spec"]["containers"][0]["resources"]["limits"][manifest.GPU]
+        del each["spec"]["containers"][0]["resources"]["limits"][kubernetes.GPU]
     assert leader == job
 
 
@@ -139,7 +139,7 @@ def test_the_recorded_schema_of_a_jobset_refuses_what_its_server_would(wrong: di
     ],
 )
 def test_the_recorded_schemas_refuse_what_a_cluster_would(wrong: dict[str, Any], told: str) -> None:
-    made = manifest.job(deployed_object("PodTemplate", "spard-job")["template"], Work("ftjob-0a", 3))
+    made = kubernetes.job(deployed_object("PodTemplate", "spard-job")["template"], Work("ftjob-0a", 3))
     assert told in schemas.faults({**made, **{key: {**made[key], **value} for key, value in wrong.items()}})[0]
 
 

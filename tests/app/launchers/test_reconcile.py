@@ -12,9 +12,8 @@ from sqlalchemy import Engine, update
 from app.db import now, read, transaction
 from app.db.tables import Job, JobStatus
 from app.jobs import lease, scheduling, transitions
-from app.jobs.lease import Claim
-from app.jobs.reaper import reap_once
-from app.launchers import manifest, reconcile
+from app.jobs.lease import Claim, reap_once
+from app.launchers import kubernetes, reconcile
 from app.launchers.kubernetes import KubernetesLauncher
 from app.launchers.reconcile import Bounds
 from tests.app.conftest import AddJob
@@ -88,9 +87,9 @@ def test_a_row_that_wants_no_work_any_more_has_none(engine: Engine, add_job: Add
 def test_the_work_of_a_row_that_is_erased_goes(engine: Engine, add_job: AddJob) -> None:
     job_id, cluster = add_job(), Cluster()
     look(engine, cluster)
-    cluster.jobs[f"{job_id}-0"]["metadata"]["labels"][manifest.JOB] = "ftjob-erased"
+    cluster.jobs[f"{job_id}-0"]["metadata"]["labels"][kubernetes.JOB] = "ftjob-erased"
     look(engine, cluster)
-    assert {made["metadata"]["labels"][manifest.JOB] for made in cluster.jobs.values()} == {job_id}
+    assert {made["metadata"]["labels"][kubernetes.JOB] for made in cluster.jobs.values()} == {job_id}
 
 
 def test_a_pod_that_ended_without_a_claim_is_started_again_after_a_while(engine: Engine, add_job: AddJob) -> None:
@@ -127,7 +126,7 @@ def test_a_job_gets_as_many_gpus_as_hold_it_and_one_that_none_hold_says_so(engin
     ((name, made),) = cluster.jobs.items()
     (container,) = made["spec"]["template"]["spec"]["containers"]
     assert name == f"{sharded}-0"
-    assert container["resources"]["limits"] == {manifest.GPU: "2"}
+    assert container["resources"]["limits"] == {kubernetes.GPU: "2"}
     assert {"name": "SPARD_SHARDING", "value": "full"} in container["env"]
     assert read_job(engine, large).launch_reason == reconcile.TOO_LARGE
 
@@ -163,7 +162,7 @@ def test_a_job_gets_no_more_gpus_than_a_node_has(
         assert (cluster.made, read_job(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
         return
     pods = [*cluster.jobs.values(), *cluster.sets.values()]
-    assert f"'{manifest.GPU}': '{limit}'" in str(pods)
+    assert f"'{kubernetes.GPU}': '{limit}'" in str(pods)
     parts = cluster.sets[f"{job_id}-0"]["spec"]["replicatedJobs"] if nodes != 1 else []
     assert sum(each["template"]["spec"]["parallelism"] for each in parts) == (nodes if nodes != 1 else 0)
 
@@ -210,17 +209,17 @@ def test_kueue_holds_a_jobset_back_as_a_whole(engine: Engine, add_job: AddJob) -
     for _ in range(2):
         look(engine, cluster, "tenants", **NODES)
     (made,) = cluster.sets.values()
-    assert (made["spec"]["suspend"], made["metadata"]["labels"][manifest.QUEUE]) == (True, "tenants")
-    assert read_job(engine, job_id).launch_reason == manifest.SUSPENDED
+    assert (made["spec"]["suspend"], made["metadata"]["labels"][kubernetes.QUEUE]) == (True, "tenants")
+    assert read_job(engine, job_id).launch_reason == kubernetes.SUSPENDED
 
 
 def test_a_follower_that_finds_no_node_is_the_reason_of_the_queue(engine: Engine, add_job: AddJob) -> None:
     job_id, cluster = add_job(**FAR), Cluster()
     look(engine, cluster, **NODES)
-    labels = {manifest.JOBSET_LABEL: f"{job_id}-0", "job-name": f"{job_id}-0-followers-0"}
+    labels = {kubernetes.JOBSET_LABEL: f"{job_id}-0", "job-name": f"{job_id}-0-followers-0"}
     cluster.pods[f"{job_id}-0"] = {"metadata": {"labels": labels}, "status": PENDING}
     look(engine, cluster, **NODES)
-    assert read_job(engine, job_id).launch_reason == manifest.NO_ROOM
+    assert read_job(engine, job_id).launch_reason == kubernetes.NO_ROOM
 
 
 PENDING = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]}
@@ -228,7 +227,7 @@ PULLING = {"containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBack
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"), [(PENDING, manifest.NO_ROOM), (PULLING, manifest.NO_CONTAINER), ({}, None)]
+    ("status", "reason"), [(PENDING, kubernetes.NO_ROOM), (PULLING, kubernetes.NO_CONTAINER), ({}, None)]
 )
 def test_why_a_pod_does_not_start_is_the_reason_of_the_queue(
     engine: Engine, add_job: AddJob, status: dict[str, object], reason: str | None
@@ -248,8 +247,8 @@ def test_kueue_holds_a_job_back_and_the_row_says_so(engine: Engine, add_job: Add
     for _ in range(2):
         look(engine, cluster, "tenants")
     (made,) = cluster.jobs.values()
-    assert (made["spec"]["suspend"], made["metadata"]["labels"][manifest.QUEUE]) == (True, "tenants")
-    assert read_job(engine, job_id).launch_reason == manifest.SUSPENDED
+    assert (made["spec"]["suspend"], made["metadata"]["labels"][kubernetes.QUEUE]) == (True, "tenants")
+    assert read_job(engine, job_id).launch_reason == kubernetes.SUSPENDED
 
 
 @pytest.mark.parametrize("status", [403, 410, 429, 500, 503])
@@ -338,14 +337,14 @@ class Fleet:
         for job in cluster.all():
             if job.get("status"):
                 cluster.end(job["metadata"]["name"], 100.0)
-                self._silent(job["metadata"]["labels"][manifest.JOB])
+                self._silent(job["metadata"]["labels"][kubernetes.JOB])
         held = {claim.job_id for claim in self.claims.values()}
         for job_id in sorted(held):
             self._silent(job_id)
 
     def _claim(self, cluster: Cluster, job: dict[str, dict[str, dict[str, str]]]) -> bool:
         labels = job["metadata"]["labels"]
-        got = claim_attempt(self.engine, labels[manifest.JOB], int(labels[manifest.TOKEN]))
+        got = claim_attempt(self.engine, labels[kubernetes.JOB], int(labels[kubernetes.TOKEN]))
         if got is None:
             cluster.end(str(job["metadata"]["name"]))
             return False

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.move_in.mapping import NotThere, job_suffix, map_request, notes
+from app.move_in.filing import NotThere, job_suffix, map_request, notes
 from tests.app.move_in.conftest import Run
 from tests.app.move_in.openai_stub import Stub, error, once
 

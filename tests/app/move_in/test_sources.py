@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from openai import AzureOpenAI
 
+from app.move_in.filing import map_request, notes
 from app.move_in.ledger import open_read_only
-from app.move_in.mapping import map_request, notes
 from app.move_in.read import convert_job, find_source
 from tests.app.move_in.conftest import Run
 from tests.app.move_in.openai_stub import Json, Stub, row, serve_stub

@@ -13,7 +13,7 @@ from app import db
 from app.db.tables import WebhookDelivery
 from app.db.tables.job_records import Adapter
 from app.jobs import lease, transitions
-from app.jobs.reaper import reap
+from app.jobs.lease import reap
 from app.webhooks.delivery import Courier
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, unwrap

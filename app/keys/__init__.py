@@ -1,1 +1,0 @@
-"""API keys: authentication, scopes, and how a provider creates and revokes keys."""
