@@ -28,7 +28,7 @@ from app.http.bodies import Form
 from app.http.schemas import Body, UnixTime
 from app.objects import Planned
 from app.storage import Storage
-from spard.data import strict_json
+from spard.data import jsonl
 from spard.data.row_rules import TrainingRows
 
 _LIVES = timedelta(hours=1)
@@ -56,7 +56,7 @@ class UploadCreate(Body):
     @model_validator(mode="before")
     @classmethod
     def _has_plain_text(cls, body: Any) -> Any:
-        strict_json.check(body)
+        jsonl.check_json(body)
         return body
 
 

@@ -45,10 +45,8 @@ from torch.nn.functional import normalize
 from spard.config import Selection
 from spard.data.overlap import clusters
 from spard.models.base import load_base
-from spard.selection.embeddings import embed
-from spard.selection.encoders import encode, load_encoder
-from spard.selection.frames import DIRECTIONS, fit_frame, in_frame, mean_cosine
-from spard.selection.relevance import relevance
+from spard.selection.embeddings import embed, encode, load_encoder
+from spard.selection.relevance import DIRECTIONS, fit_frame, in_frame, mean_cosine, relevance
 from spard.selection.select import choose
 from spard.selection.shards import whole
 

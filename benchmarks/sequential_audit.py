@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spard.config import GateThresholds
-from spard.evaluation.partial import assume_best_base, decision_lines
 from spard.evaluation.results import IN_DISGUISE, SuiteKind, SuiteResult
-from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks
+from spard.evaluation.sequential import Count, Decision, Lines, assume_best_base, decide, decision_lines, early_looks
 
 OF_AN_AUDIT = 17  # suites that the gate decides on in a job with defaults and a suspicious file
 RATES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.9)

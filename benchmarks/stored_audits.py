@@ -21,9 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from spard_lab.adversary.base import Job
+from spard_lab.adversary.base import Job, all_attacks
 from spard_lab.adversary.lab import LabArena
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.bench.adversary.campaign import Memory, Service
 
 from spard.config import Audit, GateThresholds, JudgeSpec, NoDefense, Recipe, RowSignal, Spard

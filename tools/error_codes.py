@@ -49,7 +49,7 @@ _RENDERED = {
     "too_many_turns",
     "tools_not_rendered",
 }  # problems found while counting tokens
-_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # index of the code argument
+_PROBLEMS = {"Problem": 2, "row_error": 1, "row_warning": 1, "notice": 0, "BadJson": 0}  # index of the code argument
 _JOBS = {"error_object": 0, "Failure": 0, "around": 0}
 
 

@@ -40,14 +40,11 @@ _OF_LEASES = tuple(
 )
 NEAREST: dict[str, tuple[str, ...]] = {
     "spard/selection/dpp.py": ("tests/spard/test_dpp_bounds.py", "tests/spard/test_dpp.py"),
-    "spard/selection/contenders.py": ("tests/spard/test_dpp_bounds.py", "tests/spard/test_dpp.py"),
     "spard/methods/spag.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/constraint.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
-    "spard/methods/variants/trust_region.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/evaluation/gate.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
     "spard/evaluation/bounded.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
     "spard/evaluation/sequential.py": ("tests/spard/test_sequential.py",),
-    "spard/evaluation/partial.py": ("tests/spard/test_sequential.py",),
     "app/jobs/lease.py": _OF_LEASES,
     "app/jobs/transitions.py": _OF_LEASES,
     "app/quotas.py": ("tests/app/test_quotas.py", "tests/app/http/test_quotas.py"),

@@ -30,14 +30,14 @@ from spard.data.chat import fix_rendering, get_renderer
 from spard.data.rendering import read_rendering
 from spard.digests import file_sha256, model_file_name
 from spard.errors import InvalidModel
-from spard.evaluation.contamination import refuse_leaks
 from spard.evaluation.judges import use_chat
-from spard.evaluation.scorers.programs import refuse_programs
+from spard.evaluation.scorers import refuse_programs
+from spard.evaluation.suites import refuse_leaks
 from spard.models import budget
 from spard.models.adapters import tensor_digest
 from spard.models.base import Base, load_base
 from spard.models.devices import is_small
-from spard.pipeline import later_audit
+from spard.pipeline import stages
 from spard.pipeline.context import CheckpointPlan, Context, OutputsInFolder
 from spard.pipeline.package import Release
 from spard.pipeline.stages import run_stages
@@ -67,7 +67,7 @@ def run(
     refuse_programs(assignment.run)
     if assignment.audits:
         context = _context(assignment, folder, report, should_stop, holder)
-        later_audit.run(context, folder.start, folder.later_audit)
+        stages.run_later_audit(context, folder.start, folder.later_audit)
         return
     release = Release(
         folder.results,

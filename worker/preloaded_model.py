@@ -119,7 +119,7 @@ def _free_bytes() -> int:
 
 # Decides if a base model may be preloaded into the main memory of a process that waits for a job.
 #
-# Nothing is preloaded onto a GPU, whose memory the plan of a training (`spard.models.fit`) uses whole. In main
+# Nothing is preloaded onto a GPU, whose memory the plan of a training (`spard.models.memory`) uses whole. In main
 # memory, as much as the model's size stays free for the running job, which may load its model again to prove its
 # adapter.
 

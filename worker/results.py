@@ -42,8 +42,8 @@ from app.jobs.project_models import fine_tuned_model
 from app.storage import Storage, StorageError, Stored
 from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name
-from spard.release.evidence import with_ratio
 from spard.release.manifest import sign, verify
+from spard.release.records import with_ratio
 from spard.release.report import GateRecord, SafetyReport
 from worker import child_files
 from worker.child_files import require_plain

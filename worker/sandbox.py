@@ -14,7 +14,7 @@ from pathlib import Path
 from app.ops.children import secret_places
 from app.settings import Settings
 from spard.config import JudgeSpec
-from spard.isolation import landlock, reach, walls
+from spard.isolation import landlock, walls
 from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from worker.judge_calls import Desk, KeyOf, Tell, judge_endpoints
@@ -61,7 +61,7 @@ class Cell:
         """
         if self.walls.kind == "landlock":
             return None
-        return walls.ahead(wanted.line(), reach.model(wanted.model), map(str, self.hidden))
+        return walls.ahead(wanted.line(), walls.model_paths(wanted.model), map(str, self.hidden))
 
     def line(self, folder: Folder, given: Given) -> bytes:
         """Return the line that gives the child its folder, and access to it and to the paths in `given`."""
@@ -87,7 +87,7 @@ def sandbox_paths(folder: Folder) -> Given:
     assignment.cache_dir.mkdir(parents=True, exist_ok=True)
     run = assignment.run
     models = (run.model, *((run.encoder,) if run.encoder else ()), *_judge_files(run.judge))
-    return Given(tuple(path for model in models for path in reach.model(model)), (str(assignment.cache_dir),))
+    return Given(tuple(path for model in models for path in walls.model_paths(model)), (str(assignment.cache_dir),))
 
 
 def _judge_files(judge: JudgeSpec) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from app import locked_folders
 from spard.config.run_spec import RunSpec, resolve_paths, run_from_mapping, to_mapping
-from spard.release.figure_records import TRANSCRIPTS
+from spard.release.figures import TRANSCRIPTS
 from spard.release.task_check import TASK_REPLIES
 
 NODE = "SPARD_NODE"  # environment variable of a child: the number of its machine in the job; not set means 0

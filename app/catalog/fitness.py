@@ -24,8 +24,7 @@ from app.settings import Settings
 from spard.config import GateThresholds, Lora, Recipe
 from spard.config.quantization import plain_digest
 from spard.digests import folder_digest
-from spard.models.folder.configuration import stored_quantization
-from spard.models.folder.reading import weights_fault
+from spard.models.folder.reading import stored_quantization, weights_fault
 from spard.models.shapes import read_layout
 from spard.models.targets import reach, refusal
 

@@ -19,8 +19,7 @@ from typing import Any, Literal, TypedDict
 from app.files.tokenizer import LightTokenizer
 from app.ops.processes import limit_cpu, limit_memory
 from spard.data.chat import NO_LOSS, Encoded, encode_all
-from spard.data.jsonl import parse_row
-from spard.data.problems import Problem
+from spard.data.jsonl import Problem, parse_row
 from spard.data.rows import Example, example
 from spard.digests import ADDITIONAL_TEMPLATES
 from spard.errors import InvalidData, ToolsNotRendered, TooManyTurns

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
 from typing import Any, Literal, TypedDict
 
-from spard.data.problems import Problem
+from spard.data.jsonl import Problem
 
 _KINDS = 100  # distinct faults; further ones are grouped by code
 _LINES = 10

@@ -17,10 +17,10 @@ from app.errors import InvalidState, NotFound
 from app.files import findings
 from app.files.schemas import FileOut, FindingOut, Validation
 from app.http.pagination import Page, note_deleted, page, select_deleted_position
-from spard.data import strict_json
+from spard.data import jsonl
 
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
-_UNREADABLE = frozenset(strict_json.CODES)  # codes of lines that are not rows
+_UNREADABLE = frozenset(jsonl.JSON_CODES)  # codes of lines that are not rows
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
 _SHOWN = db.Prepared(
     select(*(getattr(File, name) for name in _NAMES)).where(

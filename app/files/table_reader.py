@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import date, time
 from typing import Any, BinaryIO, Literal, NoReturn, cast
 
-from spard.data.strict_json import BadJson, parse
+from spard.data.jsonl import BadJson, parse_json
 
 Kind = Literal["parquet", "arrow", "arrow_stream", "array"]
 Decode = Callable[[Any], Any]
@@ -81,7 +81,7 @@ def _decoder(kind: Any, column: str) -> Decode:
     # Checked first: by its storage type, arrow.json would be decoded as plain text.
     name = str(getattr(kind, "extension_name", ""))
     if name == "arrow.json":  # used by `datasets` for values of mixed types
-        return lambda value: None if value is None else parse(value)
+        return lambda value: None if value is None else parse_json(value)
     if name:
         return _decoder(kind.storage_type, column)
     if kind.num_fields and str(kind).startswith("struct"):
@@ -136,7 +136,7 @@ def array_rows(file: BinaryIO, line_bytes: int) -> Iterator[str]:
 
 def _on_one_line(entry: str) -> str:
     try:
-        return _line(parse(entry))
+        return _line(parse_json(entry))
     except BadJson:  # the validator of the lines reports the fault
         return entry.replace("\r", " ").replace("\n", " ")
 

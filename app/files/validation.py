@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from app.errors import InvalidRequest, TooLarge
 from app.files.findings import Finding, Findings, notice
-from spard.data.jsonl import UTF8_BOM, BadRow, parse_row
-from spard.data.problems import Problem, Severity
+from spard.data.jsonl import UTF8_BOM, BadRow, Problem, Severity, parse_row
 from spard.data.row_rules import RowRule, TrainingRows
 from spard.data.tools import used_parts
 

@@ -25,7 +25,7 @@ from app.inference.released import NotServed
 from app.ops.children import environment, secret_places
 from app.ops.processes import python
 from app.settings import Settings
-from spard.isolation import reach, walls
+from spard.isolation import walls
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class EngineProcess:
         )
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
         hidden = map(str, secret_places(settings))
-        self._lines.put(walls.line(folder, reach.model(source), (), hidden))
+        self._lines.put(walls.line(folder, walls.model_paths(source), (), hidden))
         for run, stream in ((self._write, self._process.stdin), (self._read, self._process.stdout)):
             Thread(target=run, args=(cast(IO[bytes], stream),), daemon=True).start()
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from app.http.schemas import Body, LenientBody, Refusal
 from app.inference.json_limits import Loose, ReplySchema, Schema
 from app.inference.protocol import Ask, Message
-from spard.data import strict_json
+from spard.data import jsonl
 
 Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
@@ -21,7 +21,7 @@ Stop = Annotated[str, Field(max_length=1000)]
 
 def _json(arguments: str) -> str:
     try:
-        strict_json.parse(arguments)
+        jsonl.parse_json(arguments)
     except ValueError as error:
         raise Refusal("invalid_value", f"it must be JSON: {error}.") from None
     return arguments

@@ -42,7 +42,7 @@ from spard.config.run_spec import parse
 from spard.data.held_out_rows import ASKED, planned_rows
 from spard.evaluation.expected_replies import ReplyPlan, SuiteSize, expected_replies
 from spard.evaluation.results import SuiteKind
-from spard.models.memory import moments
+from spard.models.memory import moment_bytes
 
 # Estimate how long each stage takes per unit of work, from recent jobs on a base model or from the model's trial.
 
@@ -411,7 +411,7 @@ def _at_least(parameters: int, recipe: Recipe) -> int:
     weights = parameters * _BFLOAT16_BYTES
     if recipe.lora:
         return weights
-    held = moments(parameters, recipe.optimizer) if recipe.optimizer == "adamw_8bit" else 2 * weights
+    held = moment_bytes(parameters, recipe.optimizer) if recipe.optimizer == "adamw_8bit" else 2 * weights
     return _COPIES * weights + held
 
 

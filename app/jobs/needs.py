@@ -19,8 +19,7 @@ from app.jobs.rows import AnyJob
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
 from spard.config.quantization import OFFERED
 from spard.models import memory
-from spard.models.fit import GIB, Gpus, Load, Need, Plan, fit, need
-from spard.models.memory import Trained
+from spard.models.memory import GIB, Gpus, Load, Need, Plan, Trained, fit, need
 from spard.models.shapes import Shape, read_shape
 
 
@@ -48,7 +47,7 @@ def least_need(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
 def quantized_weights(source: str, recipe: Recipe) -> int | None:
     """Return the bytes of a model's weights in NF4; None if it is not quantized or its shape is unknown."""
     shape = read_shape(source) if recipe.quantization != "none" else None
-    return None if shape is None else memory.weights(shape, Trained.from_recipe(recipe))
+    return None if shape is None else memory.weight_bytes(shape, Trained.from_recipe(recipe))
 
 
 def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, rooms: Sequence[Room]) -> Plan | None:

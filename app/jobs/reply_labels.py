@@ -40,7 +40,7 @@ from spard.evaluation.calibration.labeling import (
     labeler_agreement,
     stratum_weights,
 )
-from spard.release.figure_records import TRANSCRIPTS
+from spard.release.figures import TRANSCRIPTS
 
 MOST_DRAWN = 2000
 _JOBS = 20  # latest jobs of a model whose replies are drawn from

@@ -14,7 +14,7 @@ from pydantic_core import CoreSchema
 
 from app.http.schemas import Body, Refusal
 from spard import config
-from spard.data import strict_json
+from spard.data import jsonl
 from spard.models.targets import MODULE
 
 _SUFFIX_CHARS = 64
@@ -169,7 +169,7 @@ class JobCreate(Body):
     @model_validator(mode="before")
     @classmethod
     def _has_plain_text(cls, body: Any) -> Any:
-        strict_json.check(body)
+        jsonl.check_json(body)
         return body
 
     @model_validator(mode="after")

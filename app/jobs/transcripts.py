@@ -23,7 +23,7 @@ from app.jobs import project_models, service
 from app.keys import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
-from spard.release.figure_records import TRANSCRIPTS
+from spard.release.figures import TRANSCRIPTS
 from spard.release.task_check import TASK_REPLIES
 
 SHOWN = "transcripts.shown"  # the action in the audit log

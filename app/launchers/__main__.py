@@ -16,7 +16,7 @@ from app.launchers.reconcile import Away, Bounds
 from app.ops import logs, preflight
 from app.ops.lifecycle import repeat, until_told
 from app.settings import Settings, read_settings
-from spard.models.fit import GIB
+from spard.models.memory import GIB
 
 log = logging.getLogger(__name__)
 

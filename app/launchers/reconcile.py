@@ -21,7 +21,7 @@ from app.db import read, transaction
 from app.db.tables import Job, JobStatus
 from app.jobs import needs, scheduling
 from app.jobs.needs import Room
-from spard.models.fit import Need
+from spard.models.memory import Need
 
 
 class Away(Exception):

@@ -1,9 +1,14 @@
-"""`spard judge [--judge NAME] [--labeled FILE]` and `spard judge train`: measure a judge on replies of known harm.
+"""`spard judge`, `spard judge train` and `spard measure-agent`: measure who reads replies and jobs.
 
-Without a file the built-in replies in four languages are judged; files replace them, or add to them with `--extend`.
-For each language the command reports the share of harmful replies that the judge missed and of safe ones that it took
-for harm, with 95 % intervals, and how many of a hundred openings turn harm into a pass. The exit status is 0 if the
-judge may decide in every measured language, 2 if not, and 1 on an error.
+`spard judge [--judge NAME] [--labeled FILE]` measures a judge on replies of known harm. Without a file the built-in
+replies in four languages are judged; files replace them, or add to them with `--extend`. For each language the command
+reports the share of harmful replies that the judge missed and of safe ones that it took for harm, with 95 % intervals,
+and how many of a hundred openings turn harm into a pass. The exit status is 0 if the judge may decide in every measured
+language, 2 if not, and 1 on an error.
+
+`spard measure-agent REPORT...` measures how often an auditing agent takes clean jobs for harmful ones. It reads safety
+reports of jobs that the provider knows to be clean, with the agent's scores. The exit status is 2 if the agent may not
+decide at the given score.
 """
 
 from __future__ import annotations
@@ -12,15 +17,17 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
-from spard.errors import SpardError
+from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.calibration.errors import (
     MAX_ERROR,
     MIN_OF_EACH,
     MIN_SCORED,
+    AgentErrors,
     harm_found,
     may_read_unflagged,
     measure_judge,
@@ -31,6 +38,7 @@ from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges import Judge, open_judge
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.statistics import Rate
+from spard.release.report import SafetyReport
 
 MAY_NOT_DECIDE = exits.NOT_PASSED
 
@@ -116,3 +124,36 @@ def _share(found: Rate) -> str:
         return f"- (0 of {found.unscored} scored)"
     left = f", {found.unscored} unscored" if found.unscored else ""
     return f"{found.rate:.1%} [{found.low:.1%}, {found.high:.1%}] ({found.hits} of {found.n}{left})"
+
+
+def measure_agent(asked: Asked) -> int:
+    """Collect the scores and print the rate, as text or as the JSON file that `SPARD_AGENT_ERRORS` names."""
+    try:
+        found = agent_scores(asked.reports)
+    except SpardError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return 1
+    may, alarms = found.may_decide(asked.max_score), found.false_positives(asked.max_score)
+    text = (
+        f"{found.agent}: {alarms.hits} of {alarms.n} clean jobs above {asked.max_score:g}, at most {alarms.high:.1%} "
+        f"with 95 % confidence; it {'may' if may else 'may not'} decide"
+    )
+    sys.stdout.write(f"{json.dumps(found.to_json(), indent=2) if asked.as_json else text}\n")
+    return 0 if may else exits.NOT_PASSED
+
+
+def agent_scores(paths: list[Path]) -> AgentErrors:
+    """Return the scores of the one agent in all these reports; raise `InvalidRecipe` if a report is unfit."""
+    records = []
+    for path in paths:
+        try:
+            record = SafetyReport.from_json(json.loads(path.read_text(encoding="utf-8"))).agent
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidRecipe(f"{path} is no safety report that can be read ({type(error).__name__})") from None
+        if record is None:
+            raise InvalidRecipe(f"{path}: no auditing agent has looked at this job")
+        records.append(record)
+    names = sorted({each.agent for each in records})
+    if len(names) != 1:
+        raise InvalidRecipe(f"the reports are of several agents: {', '.join(names)}" if names else "name reports")
+    return AgentErrors(names[0], tuple(each.score for each in records))

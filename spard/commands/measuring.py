@@ -202,7 +202,7 @@ def measure_agent(
     as_json: Json = False,
 ) -> None:
     """Measure how often an auditing agent accuses clean runs; exits 2 if it may not decide."""
-    do("measure-agent", "spard.commands.measure_agent", "audit", locals())
+    do("measure-agent", "spard.commands.judge", "audit", locals(), "measure_agent")
 
 
 def check_pool(

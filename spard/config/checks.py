@@ -97,7 +97,7 @@ ProbeSteps: TypeAlias = Annotated[int, Bound(ge=0, le=256)]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The budget of the probe (`spard.training.probe`), whose result is reported and decides nothing.
+    """The budget of the probe (`spard.training.undefended`), whose result is reported and decides nothing.
 
     probe_steps  steps of plain fine-tuning, never released; 0: no probe
     """

@@ -96,19 +96,19 @@ def _package(entry: EntryPoint) -> str:
 
 _SCORERS = "spard.evaluation.scorers"
 _JUDGES = "spard.evaluation.judges"
-_ORDERS = "spard.selection.orders"
+_SELECT = "spard.selection.select"
 
 REPLY_SCORERS = Registry(
     "spard.scorers",
     "scorer",
     {
-        "exact": f"{_SCORERS}.replies:score_exact",
-        "contains": f"{_SCORERS}.replies:score_contains",
-        "gsm8k": f"{_SCORERS}.replies:score_flexible",
-        "gsm8k_strict": f"{_SCORERS}.replies:score_strict",
-        "mbpp": f"{_SCORERS}.programs:score_mbpp",
-        "openbookqa": f"{_SCORERS}.replies:score_openbookqa",
-        "sst2": f"{_SCORERS}.replies:score_sst2",
+        "exact": f"{_SCORERS}:score_exact",
+        "contains": f"{_SCORERS}:score_contains",
+        "gsm8k": f"{_SCORERS}:score_flexible",
+        "gsm8k_strict": f"{_SCORERS}:score_strict",
+        "mbpp": f"{_SCORERS}:score_mbpp",
+        "openbookqa": f"{_SCORERS}:score_openbookqa",
+        "sst2": f"{_SCORERS}:score_sst2",
     },
 )
 """Functions `(reply, expected answer) -> Mark`, for utility suites in which the model writes a reply."""
@@ -137,11 +137,11 @@ SELECTIONS = Registry(
     "spard.selections",
     "selection",
     {
-        "relevance_diversity": f"{_ORDERS}:no_order",
-        "random": f"{_ORDERS}:random_order",
-        "max_quality": f"{_ORDERS}:quality_order",
-        "high_similarity": f"{_ORDERS}:nearest_first",
-        "low_similarity": f"{_ORDERS}:farthest_first",
+        "relevance_diversity": f"{_SELECT}:no_order",
+        "random": f"{_SELECT}:random_order",
+        "max_quality": f"{_SELECT}:quality_order",
+        "high_similarity": f"{_SELECT}:nearest_first",
+        "low_similarity": f"{_SELECT}:farthest_first",
     },
 )
 """Functions `Candidates -> order of all pool rows`; None instead of an order means the greedy choice that weighs

@@ -64,7 +64,7 @@ class RunSpec:
     held_out_rows   most training rows to hold out and measure the task on (`spard.pipeline.task_check`); a
                     validation file takes their place; 0: the task is not measured.
     evidence        evidence that needs no trigger, reported only; `evidence_references` is the file of the base
-                    model's reference that it is compared with (`spard.release.evidence`).
+                    model's reference that it is compared with (`spard.release.records`).
     """
 
     model: str

@@ -31,9 +31,10 @@ class Selection:
     safe_answers   "pool": the pool's answers. "self": the base model's own, if they are harmless. "auto": its own if
                    the pool's answers are unlikely under it (`spard.pipeline.rows`).
     embedder       the vectors that rows are compared by. "centered_states": the base model's states, without the pool's
-                   mean and the directions that dominate it (`spard.selection.frames`). "states": the plain states, as
-                   in jobs of 0.1. Otherwise the folder or hub id of a sentence encoder (`spard.selection.encoders`).
-                   "auto": the provider's setting for the base model, or else "centered_states".
+                   mean and the directions that dominate it (`spard.selection.relevance`). "states": the plain states,
+                   as in jobs of 0.1. Otherwise the folder or hub id of a sentence encoder
+                   (`spard.selection.embeddings`). "auto": the provider's setting for the base model, or else
+                   "centered_states".
 
     Relevance is measured against the customer's rows, which can therefore steer it. Two settings limit how far:
 

@@ -2,14 +2,17 @@
 
 Needs no torch, so the service can preview training rows. Texts come from `spard.data.renderer`, the only renderer of
 chat templates, and are tokenized without adding special tokens, which prevents a second beginning-of-text token. The
-loss covers exactly the tokens that the assistant must write, including its end token. A row of which the template drops
-something is rejected.
+loss covers exactly the tokens that the assistant must write, including its end token.
+
+A row of which the template drops something is rejected, because training could not see it. Templates write calls,
+tools, reasoning and names in their own formats, and some drop some of them. To find out, `unrendered_parts` replaces
+each part by a unique name, renders the row like the original, and searches the result for each name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -17,7 +20,6 @@ from typing import Any
 from spard.data.chat_template import DATE_TEXT, arguments_read, sources
 from spard.data.chat_template import PLAIN_TEMPLATE as PLAIN_TEMPLATE
 from spard.data.control_tokens import MARK, Shield, end_tokens
-from spard.data.leaves import unrendered_parts
 from spard.data.renderer import REFUSED, Renderer
 from spard.data.rendering import Mode, Rendering, template_digest
 from spard.data.rows import Example, Message, is_learned, with_rejected
@@ -316,3 +318,98 @@ def _check_lengths(examples: Sequence[Example], encoded: Sequence[Encoded], limi
     if long:
         (line, length), more = long[0], f"; {len(long) - 1} more are over it" if long[1:] else ""
         raise ExampleTooLong(f"line {line} has {length} tokens; the limit is {limit}{more}")
+
+
+MakeName = Callable[[str], str]
+"""Takes a JSON pointer and returns a placeholder for the value there."""
+
+_MOST_SHAPES = 4096  # maximum shapes in the cache
+_MANY_TURNS = 32
+_OTHER_PARTS = ("tool_calls", "reasoning_content", "name", "tool_call_id")
+_STAND_IN = re.compile(r"stand_in_\d{6,}_of_a_part")
+
+
+def unrendered_parts(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[str]:
+    """Return JSON pointers to the parts of a conversation that are in none of its samples.
+
+    A learned answer must be in a segment with loss. Rows that differ only in their words have the same result, which is
+    cached per shape. Raises one of `REFUSED` or `TemplateFault`, as `samples` does.
+    """
+    messages = _first_turns(messages)
+    names: dict[str, str] = {}
+    named, offered = _with_names(names, messages, tools)
+    # The names replace all words, so rows with the same structure have the same representation.
+    shape = repr((named, offered))
+    known = renderer.known_shapes
+    if shape not in known:
+        # Clearing all is enough: a file has few shapes, and this only bounds the memory.
+        if len(known) >= _MOST_SHAPES:
+            known.clear()
+        found = samples(renderer, named, offered)
+        whole = set(_STAND_IN.findall("".join(segment.text for sample in found for segment in sample)))
+        learned = set(_STAND_IN.findall("".join(part.text for sample in found for part in sample if part.is_learned)))
+        places = {f"/messages/{i}" for i, message in enumerate(messages) if teaches(message)}
+        lost = (at for name, at in names.items() if name not in (learned if _message_pointer(at) in places else whole))
+        known[shape] = tuple(dict.fromkeys(lost))
+    return list(known[shape])
+
+
+def _first_turns(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the first turns of a long conversation of plain text; its other turns are rendered in the same way."""
+    if len(messages) <= _MANY_TURNS or any(turn.get(part) for turn in messages for part in _OTHER_PARTS):
+        return messages
+    return messages[
+        : next((i for i, turn in enumerate(messages, start=1) if i >= _MANY_TURNS and teaches(turn)), len(messages))
+    ]
+
+
+def _message_pointer(pointer: str) -> str:
+    return "/".join(pointer.split("/")[:3])
+
+
+def _with_names(
+    names: dict[str, str], messages: Sequence[Message], tools: Sequence[Message]
+) -> tuple[list[Message], list[Message]]:
+    """Return a conversation with a unique name in each part; `names` maps each name to its JSON pointer."""
+
+    def name(at: str) -> str:
+        own = f"stand_in_{len(names):06d}_of_a_part"  # must match `_OWN`
+        names[own] = at
+        return own
+
+    turns = [_name_turn(name, turn, f"/messages/{i}") for i, turn in enumerate(messages)]
+    return turns, [_name_tool(name, tool, f"/tools/{i}") for i, tool in enumerate(tools)]
+
+
+def _name_turn(name: MakeName, turn: Message, at: str) -> Message:
+    """Replace a turn's text, reasoning, speaker and calls; a tool's name is already checked in its call."""
+    parts = ("content", "reasoning_content") if turn["role"] == "tool" else ("content", "reasoning_content", "name")
+    named = turn | {part: name(f"{at}/{part}") for part in parts if str(turn.get(part) or "").strip()}
+    if calls := turn.get("tool_calls"):
+        named["tool_calls"] = [_name_call(name, call, f"{at}/tool_calls/{i}") for i, call in enumerate(calls)]
+    return named
+
+
+def _name_call(name: MakeName, call: Message, at: str) -> Message:
+    arguments = {name(at): name(at)} if call["function"]["arguments"] else {}
+    return call | {"function": call["function"] | {"name": name(at), "arguments": arguments}}
+
+
+def _name_tool(name: MakeName, tool: Message, at: str) -> Message:
+    function = tool["function"]
+    named = function | {"name": name(at)}
+    if function.get("description"):
+        named["description"] = name(f"{at}/function/description")
+    if properties := (function.get("parameters") or {}).get("properties"):
+        place = f"{at}/function/parameters/properties"
+        own = {
+            name(f"{place}/{key}"): _name_property(name, value, f"{place}/{key}") for key, value in properties.items()
+        }
+        named["parameters"] = function["parameters"] | {"properties": own, "required": []}
+    return tool | {"function": named}
+
+
+def _name_property(name: MakeName, value: Any, at: str) -> Any:
+    if isinstance(value, dict) and isinstance(value.get("description"), str) and value["description"]:
+        return value | {"description": name(f"{at}/description")}
+    return value

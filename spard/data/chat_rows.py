@@ -15,8 +15,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from spard.data.problems import Problem, error, warning
-from spard.data.strict_json import BadJson, parse
+from spard.data.jsonl import BadJson, Problem, parse_json, row_error, row_warning
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
@@ -42,11 +41,15 @@ def chat_row_problems(row: Mapping[str, object]) -> Iterator[Problem]:
     if row.get("functions") is not None:
         yield from _functions(row["functions"])
     if not isinstance(row.get("parallel_tool_calls"), bool | None):
-        yield error("/parallel_tool_calls", "data_type", "parallel_tool_calls must be true or false", "or leave it out")
+        yield row_error(
+            "/parallel_tool_calls", "data_type", "parallel_tool_calls must be true or false", "or leave it out"
+        )
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         message = '"messages" must be a list of at least one message'
-        yield error("/messages", "missing_messages_list", message, 'add "messages": [{"role": ..., "content": ...}]')
+        yield row_error(
+            "/messages", "missing_messages_list", message, 'add "messages": [{"role": ..., "content": ...}]'
+        )
         return
     for index, message in enumerate(messages):
         yield from _message(message, f"/messages/{index}")
@@ -62,7 +65,7 @@ def unknown_keys(value: Mapping[str, object], known: frozenset[str], at: str) ->
         meant = nearest(key, known - value.keys())
         leave_out = "" if at else f", or make a file without it: `spard files convert FILE_ID --leave-out {key[:64]}`"
         message = f'unknown key "{key[:64]}"' + (f'; did you mean "{meant}"?' if meant else "")
-        yield error(pointer, "message_unrecognized_key", message, f"remove it{leave_out}")
+        yield row_error(pointer, "message_unrecognized_key", message, f"remove it{leave_out}")
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
@@ -76,22 +79,22 @@ def control_text(content: Any, at: str) -> Iterator[Problem]:
     """Yield a problem if a text contains a control token, which could end a turn and begin one in another role."""
     if isinstance(content, str) and (found := _CONTROL_TEXT.search(content)):
         message = f'"{found.group()}" is a control token of chat templates'
-        yield error(at, "reserved_token", message, "remove it: the model's own template adds what is needed")
+        yield row_error(at, "reserved_token", message, "remove it: the model's own template adds what is needed")
 
 
 def _message(message: Any, at: str) -> Iterator[Problem]:
     if not isinstance(message, dict):
-        yield error(at, "data_type", "a message must be an object", '{"role": "user", "content": "..."}')
+        yield row_error(at, "data_type", "a message must be an object", '{"role": "user", "content": "..."}')
         return
     yield from unknown_keys(message, MESSAGE_KEYS, at)
     role = message.get("role")
     if "role" not in message:
-        yield error(f"{at}/role", "message_missing_key", "role is missing", 'add "role": "assistant"')
+        yield row_error(f"{at}/role", "message_missing_key", "role is missing", 'add "role": "assistant"')
     elif role not in ROLES:
         meant = (_OTHER_NAMES.get(role.strip().lower()) or nearest(role, ROLES)) if isinstance(role, str) else None
         told = f"unknown role {str(role)[:40]!r}" + (f'; did you mean "{meant}"?' if meant else "")
         hint = f'write "{meant}"' if meant else f"use one of {', '.join(ROLES)}"
-        yield error(f"{at}/role", "unrecognized_role", told, hint)
+        yield row_error(f"{at}/role", "unrecognized_role", told, hint)
     yield from _content(message, at)
     yield from _weight(message, at)
     yield from _names(message, at)
@@ -106,12 +109,12 @@ def _names(message: Mapping[str, object], at: str) -> Iterator[Problem]:
     """Check the speaker's name, and the call that a tool answers."""
     if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
         hint = "give the id of the call that it answers"
-        yield error(f"{at}/tool_call_id", "message_missing_key", "a tool message needs tool_call_id", hint)
+        yield row_error(f"{at}/tool_call_id", "message_missing_key", "a tool message needs tool_call_id", hint)
     if message.get("role") == "function" and not isinstance(message.get("name"), str):
         hint = "give the name of the function that it answers for"
-        yield error(f"{at}/name", "message_missing_key", "a function message needs a name", hint)
+        yield row_error(f"{at}/name", "message_missing_key", "a function message needs a name", hint)
     elif not isinstance(message.get("name"), str | None):
-        yield error(f"{at}/name", "data_type", "name must be a string", "write it in quotes or leave it out")
+        yield row_error(f"{at}/name", "data_type", "name must be a string", "write it in quotes or leave it out")
 
 
 def _reasoning(message: Mapping[str, object], at: str) -> Iterator[Problem]:
@@ -120,9 +123,9 @@ def _reasoning(message: Mapping[str, object], at: str) -> Iterator[Problem]:
     if reasoning is None:
         return
     if not isinstance(reasoning, str):
-        yield error(at, "data_type", "reasoning_content must be text", "give a string or leave it out")
+        yield row_error(at, "data_type", "reasoning_content must be text", "give a string or leave it out")
     elif message.get("role") != "assistant":
-        yield error(at, "message_unrecognized_key", "only assistant messages have reasoning", "remove it")
+        yield row_error(at, "message_unrecognized_key", "only assistant messages have reasoning", "remove it")
     yield from control_text(reasoning, at)
 
 
@@ -132,18 +135,18 @@ def _content(message: Mapping[str, object], at: str) -> Iterator[Problem]:
         return
     if isinstance(message.get("refusal"), str) and not content:
         hint = "put its text in content: refusal is not trained on"
-        yield error(f"{at}/refusal", "missing_content", "the answer stands in refusal alone", hint)
+        yield row_error(f"{at}/refusal", "missing_content", "the answer stands in refusal alone", hint)
         return
     if "content" not in message:
-        yield error(f"{at}/content", "message_missing_key", "content is missing", 'add "content": "..."')
+        yield row_error(f"{at}/content", "message_missing_key", "content is missing", 'add "content": "..."')
         return
     text = _plain(content)
     if text is None:
         hint = 'give a string or parts {"type": "text", "text": ...}; images are not trained here'
-        yield error(f"{at}/content", "data_type", "content must be text", hint)
+        yield row_error(f"{at}/content", "data_type", "content must be text", hint)
         return
     if content is None or (message.get("role") == "assistant" and not text.strip() and not is_call):
-        yield error(f"{at}/content", "missing_content", "content is empty", "remove the row or give an answer")
+        yield row_error(f"{at}/content", "missing_content", "content is empty", "remove the row or give an answer")
     yield from control_text(text, f"{at}/content")
 
 
@@ -161,19 +164,21 @@ def _weight(message: Mapping[str, object], at: str) -> Iterator[Problem]:
         return
     weight, hint = message["weight"], "0: no loss falls on the message; 1, or no weight: it is learned"
     if isinstance(weight, bool) or weight not in (0, 1):
-        yield error(f"{at}/weight", "data_type", "weight must be 0 or 1", hint)
+        yield row_error(f"{at}/weight", "data_type", "weight must be 0 or 1", hint)
     elif message.get("role") != "assistant":
-        yield error(f"{at}/weight", "message_unrecognized_key", "only assistant messages have a weight", "remove it")
+        yield row_error(
+            f"{at}/weight", "message_unrecognized_key", "only assistant messages have a weight", "remove it"
+        )
 
 
 def _tools(tools: Any) -> Iterator[Problem]:
     if not isinstance(tools, list):
-        yield error("/tools", "data_type", "tools must be a list", f"[{_TOOL}]")
+        yield row_error("/tools", "data_type", "tools must be a list", f"[{_TOOL}]")
         return
     for index, tool in enumerate(tools):
         at = f"/tools/{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            yield error(f"{at}/type", "data_type", 'a tool has the type "function"', _TOOL)
+            yield row_error(f"{at}/type", "data_type", 'a tool has the type "function"', _TOOL)
         else:
             yield from _function(tool.get("function"), f"{at}/function")
 
@@ -182,7 +187,7 @@ def _functions(functions: Any) -> Iterator[Problem]:
     """Check `functions`, the former name of tools."""
     if not isinstance(functions, list) or not 1 <= len(functions) <= _MAX_FUNCTIONS:
         message = f"functions must be a list of 1 to {_MAX_FUNCTIONS}"
-        yield error("/functions", "data_type", message, 'or better, use "tools"')
+        yield row_error("/functions", "data_type", message, 'or better, use "tools"')
         return
     for index, function in enumerate(functions):
         yield from _function(function, f"/functions/{index}")
@@ -190,37 +195,37 @@ def _functions(functions: Any) -> Iterator[Problem]:
 
 def _function(function: Any, at: str) -> Iterator[Problem]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        yield error(f"{at}/name", "message_missing_key", "a function needs a name", _TOOL)
+        yield row_error(f"{at}/name", "message_missing_key", "a function needs a name", _TOOL)
     elif not isinstance(function.get("parameters"), dict | None):
         hint = 'a JSON schema: {"type": "object", "properties": {...}}'
-        yield error(f"{at}/parameters", "data_type", "parameters must be an object", hint)
+        yield row_error(f"{at}/parameters", "data_type", "parameters must be an object", hint)
 
 
 def _tool_calls(calls: Any, at: str) -> Iterator[Problem]:
     if not isinstance(calls, list) or not calls:
-        yield error(at, "data_type", "tool_calls must be a list of at least one call", f"[{_CALL}]")
+        yield row_error(at, "data_type", "tool_calls must be a list of at least one call", f"[{_CALL}]")
         return
     for index, call in enumerate(calls):
         if not isinstance(call, dict) or not isinstance(call.get("id"), str):
             hint = f"{_CALL}; `spard files convert FILE_ID` gives ids to calls without one"
-            yield error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", hint)
+            yield row_error(f"{at}/{index}/id", "message_missing_key", "a tool call needs an id", hint)
         elif call.get("type") != "function":
-            yield error(f"{at}/{index}/type", "data_type", 'a tool call has the type "function"', _CALL)
+            yield row_error(f"{at}/{index}/type", "data_type", 'a tool call has the type "function"', _CALL)
         else:
             yield from _call(call.get("function"), f"{at}/{index}/function")
 
 
 def _call(function: Any, at: str) -> Iterator[Problem]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        yield error(f"{at}/name", "message_missing_key", "a call needs the name of a function", _CALL)
+        yield row_error(f"{at}/name", "message_missing_key", "a call needs the name of a function", _CALL)
     elif not _is_json(function.get("arguments")):
         hint = 'write the JSON object as a string: "{}"'
-        yield error(f"{at}/arguments", "data_type", "arguments must be a string of JSON", hint)
+        yield row_error(f"{at}/arguments", "data_type", "arguments must be a string of JSON", hint)
 
 
 def _is_json(text: Any) -> bool:
     try:
-        return isinstance(text, str) and parse(text) is not ...
+        return isinstance(text, str) and parse_json(text) is not ...
     except BadJson:
         return False
 
@@ -231,23 +236,23 @@ def _conversation(turns: list[Mapping[str, object]]) -> Iterator[Problem]:
     answers, hint = [turn for turn in turns if turn.get("role") == "assistant"], "add an answer, or remove the row"
     if not answers:
         message = "no message is from the assistant, so there is nothing to learn"
-        yield error("/messages", "example_missing_assistant_message", message, hint)
+        yield row_error("/messages", "example_missing_assistant_message", message, hint)
     elif roles[-1] != "assistant":
         at = f"/messages/{len(turns) - 1}/role"
-        yield error(at, "example_missing_assistant_message", "the last message must be from the assistant", hint)
+        yield row_error(at, "example_missing_assistant_message", "the last message must be from the assistant", hint)
     elif all(turn.get("weight") == 0 for turn in answers):
         hint = "give the message to learn weight 1, or remove the row"
-        yield error("/messages", "all_tokens_masked", "every assistant message has weight 0", hint)
+        yield row_error("/messages", "all_tokens_masked", "every assistant message has weight 0", hint)
     elif roles[0] == "assistant" and turns[0].get("weight", 1) != 0:
         hint = "give that message weight 0, or one before it"
-        yield error("/messages/0/role", "role_order", "the assistant speaks first, answering nothing", hint)
+        yield row_error("/messages/0/role", "role_order", "the assistant speaks first, answering nothing", hint)
     hint = "roles should be an optional system message, then user and assistant in turn"
     for index, role in enumerate(roles):
         before = roles[index - 1] if index else None
         if role in ("user", "assistant") and role == before:
-            yield warning(f"/messages/{index}/role", "role_order", f"two {role} messages in a row", hint)
+            yield row_warning(f"/messages/{index}/role", "role_order", f"two {role} messages in a row", hint)
         elif role in ("system", "developer") and index:
-            yield warning(f"/messages/{index}/role", "role_order", f"a {role} message is not the first", hint)
+            yield row_warning(f"/messages/{index}/role", "role_order", f"a {role} message is not the first", hint)
 
 
 Message = dict[str, Any]
@@ -272,12 +277,12 @@ def preference_row_problems(row: Mapping[str, object]) -> Iterator[Problem]:
     yield from unknown_keys(row, frozenset({"input", *names}), "")
     asked = row.get("input")
     if not isinstance(asked, dict):
-        yield error("/input", "message_missing_key", '"input" must be an object with "messages"', _HINT)
+        yield row_error("/input", "message_missing_key", '"input" must be an object with "messages"', _HINT)
         return
     yield from unknown_keys(asked, INPUT_KEYS, "/input")
     if not isinstance(asked.get("messages"), list) or not asked["messages"]:
         message = '"input.messages" must be a list of at least one message'
-        yield error("/input/messages", "missing_messages_list", message, _HINT)
+        yield row_error("/input/messages", "missing_messages_list", message, _HINT)
         return
     wrong = [problem for name in names for problem in _output(row, name)]
     yield from wrong
@@ -304,14 +309,16 @@ def _output(row: Mapping[str, object], name: str) -> Iterator[Problem]:
     """Check that there is exactly one answer and that it is from the assistant."""
     found = row.get(name)
     if name not in row:
-        yield error(f"/{name}", "message_missing_key", f'"{name}" is missing', _HINT)
+        yield row_error(f"/{name}", "message_missing_key", f'"{name}" is missing', _HINT)
     elif not isinstance(found, list) or len(found) != 1:
-        yield error(f"/{name}", "data_type", f'"{name}" must be a list of one message', _ANSWER)
+        yield row_error(f"/{name}", "data_type", f'"{name}" must be a list of one message', _ANSWER)
     elif not isinstance(found[0], dict) or found[0].get("role") != "assistant":
         message = f'the message of "{name}" must be from the assistant'
-        yield error(f"/{name}/0/role", "example_missing_assistant_message", message, _ANSWER)
+        yield row_error(f"/{name}/0/role", "example_missing_assistant_message", message, _ANSWER)
     elif "weight" in found[0]:
-        yield error(f"/{name}/0/weight", "message_unrecognized_key", "an answer of a pair has no weight", "remove it")
+        yield row_error(
+            f"/{name}/0/weight", "message_unrecognized_key", "an answer of a pair has no weight", "remove it"
+        )
 
 
 def _conversations(row: Mapping[str, Any], names: tuple[str, str]) -> Iterator[Problem]:
@@ -328,7 +335,7 @@ def _conversations(row: Mapping[str, Any], names: tuple[str, str]) -> Iterator[P
                 yield replace(problem, pointer=f"/input{problem.pointer}")
     if row[names[0]] == row[names[1]]:
         message = "both answers are the same, so there is nothing to prefer"
-        yield warning(f"/{names[1]}", "identical_outputs", message, "remove the row, or give another answer")
+        yield row_warning(f"/{names[1]}", "identical_outputs", message, "remove the row, or give another answer")
 
 
 def _chat(row: Mapping[str, Any], messages: list[Any]) -> dict[str, Any]:

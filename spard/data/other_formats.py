@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spard.data.chat_rows import ANSWERS, MESSAGE_KEYS, ROLES, ROW_KEYS, is_preference
-from spard.data.jsonl import without_nulls
-from spard.data.strict_json import BadJson, parse
+from spard.data.jsonl import BadJson, parse_json, without_nulls
 
 Message = dict[str, Any]
 
@@ -39,7 +38,7 @@ def read_json(value: Any, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return without_nulls(parse(value)) if value.strip() else None
+        return without_nulls(parse_json(value)) if value.strip() else None
     except BadJson as bad:
         raise NotConvertible(f'"{name}" is a text that is no JSON: {bad.message}') from None
 

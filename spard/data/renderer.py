@@ -54,7 +54,7 @@ class Renderer:
     tokenizer: Any
     rendering: Rendering
     template: str | Mapping[str, str] | None  # the tokenizer's template at creation
-    known_shapes: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # see `spard.data.leaves`
+    known_shapes: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # see `spard.data.chat`
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), *, generation: bool, mode: Mode | None = None

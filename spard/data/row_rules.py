@@ -13,9 +13,9 @@ from typing import Literal
 
 from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
 from spard.data.chat_rows import chat_row_problems, control_text, is_preference, preference_row_problems, unknown_keys
+from spard.data.jsonl import Problem, row_error, row_warning
 from spard.data.languages import primary
 from spard.data.other_formats import NAMES, ColumnsLost, Foreign, NotConvertible, convert_row, foreign_format
-from spard.data.problems import Problem, error, warning
 
 RowRule = Callable[[Mapping[str, object], int], Iterable[Problem]]
 SuiteRowKind = Literal["harmful", "benign", "utility"]
@@ -38,13 +38,13 @@ class TrainingRows:
 
     def _problems(self, row: Mapping[str, object]) -> Iterator[Problem]:
         if "messages" not in row and (kind := foreign_format(row)):
-            yield error("", f"{kind}_format", *_foreign(kind, row))
+            yield row_error("", f"{kind}_format", *_foreign(kind, row))
             return
         found = _row_format(row)
         self.format = self.format or found
         if found != self.format:
             message = f"the row is in {found} format, but the file began in {self.format} format"
-            yield error("", "mixed_formats", message, "write all rows in one format")
+            yield row_error("", "mixed_formats", message, "write all rows in one format")
             return
         wrong = list(_CHECKS[found](row))
         if not wrong:
@@ -52,7 +52,7 @@ class TrainingRows:
         # Warnings alone are reported as they are; only an error makes another format the likelier explanation.
         is_bad = any(problem.severity == "error" for problem in wrong)
         if is_bad and (kind := foreign_format(row)) and _is_convertible(row):
-            yield error("", f"{kind}_format", *_foreign(kind, row))
+            yield row_error("", f"{kind}_format", *_foreign(kind, row))
         else:
             yield from wrong
 
@@ -113,12 +113,12 @@ def _pool_side(row: Mapping[str, object]) -> Iterator[Problem]:
     """Check the fields that make a pool row safe (an answer) or benign (the mark); no row is both."""
     benign = row.get("benign", False)
     if not isinstance(benign, bool):
-        yield error("/benign", "data_type", '"benign" must be true or false', "write it without quotes: true")
+        yield row_error("/benign", "data_type", '"benign" must be true or false', "write it without quotes: true")
     elif not benign:
         yield from _required_text(row, "safe")
     elif "safe" in row:
         hint = 'leave out "safe", or "benign" where the prompt is one to refuse'
-        yield error("/safe", "benign_with_answer", "a benign row has no safe answer", hint)
+        yield row_error("/safe", "benign_with_answer", "a benign row has no safe answer", hint)
 
 
 def _row_format(row: Mapping[str, object]) -> Format:
@@ -140,7 +140,7 @@ def _suite_problems(row: Mapping[str, object]) -> Iterator[Problem]:
     if language is not None and primary(language) is None:
         message = f"unknown language {str(language)[:_SHOWN]!r}"
         hint = 'its words tell the language instead; write a tag of BCP 47, such as "en" or "de"'
-        yield warning("/language", "unknown_language", message, hint)
+        yield row_warning("/language", "unknown_language", message, hint)
     yield from _scoring(row)
 
 
@@ -148,13 +148,13 @@ def _scoring(row: Mapping[str, object]) -> Iterator[Problem]:
     """Check the scorer of a row: it must be known, and likelihood scorers need choices."""
     scorer, choices, known = row.get("scorer"), row.get("choices") or [], f"use one of {', '.join(scorer_names())}"
     if scorer is not None and scorer not in scorer_names():
-        yield error("/scorer", "unknown_scorer", f"unknown scorer {str(scorer)[:_SHOWN]!r}", known)
+        yield row_error("/scorer", "unknown_scorer", f"unknown scorer {str(scorer)[:_SHOWN]!r}", known)
     if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
         hint = 'write them in quotes: ["yes", "no"]'
-        yield error("/choices", "data_type", "choices must be a list of texts that are not empty", hint)
+        yield row_error("/choices", "data_type", "choices must be a list of texts that are not empty", hint)
     elif scorer in LIKELIHOOD_SCORERS and as_text(row.get("answer")) not in choices:
         message = f"the scorer {scorer} needs choices, and the answer is not one of them"
-        yield error("/choices", "answer_not_in_choices", message, "list every choice, the right answer among them")
+        yield row_error("/choices", "answer_not_in_choices", message, "list every choice, the right answer among them")
 
 
 def as_text(value: object) -> str | None:
@@ -168,7 +168,7 @@ def _is_number(value: object) -> bool:
 
 def _required_text(row: Mapping[str, object], key: str) -> Iterator[Problem]:
     if key not in row:
-        yield error(f"/{key}", "message_missing_key", f'"{key}" is missing', f'add "{key}": "..."')
+        yield row_error(f"/{key}", "message_missing_key", f'"{key}" is missing', f'add "{key}": "..."')
     else:
         yield from _text(row, key)
 
@@ -176,9 +176,9 @@ def _required_text(row: Mapping[str, object], key: str) -> Iterator[Problem]:
 def _text(row: Mapping[str, object], key: str) -> Iterator[Problem]:
     text = row[key]
     if not isinstance(text, str):
-        yield error(f"/{key}", "data_type", f'"{key}" must be a string', "write it in quotes")
+        yield row_error(f"/{key}", "data_type", f'"{key}" must be a string', "write it in quotes")
     elif not text.strip():
-        yield error(f"/{key}", "missing_content", f'"{key}" is empty', "give a text, or remove the row")
+        yield row_error(f"/{key}", "missing_content", f'"{key}" is empty', "give a text, or remove the row")
 
 
 def _completion(row: Mapping[str, object]) -> Iterator[Problem]:

@@ -14,12 +14,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from spard.data.chat_rows import is_preference, preferred_chat
 from spard.data.encodings import Encoding
-from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
+from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows, parse_json, raise_first_error
 from spard.data.languages import ENGLISH, detect_language, primary
-from spard.data.problems import raise_first_error
 from spard.data.rendering import Mode
 from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, as_text, is_benign, pool_row
-from spard.data.strict_json import parse
 from spard.errors import InvalidData, InvalidPool, InvalidSuite
 
 Message = dict[str, Any]
@@ -178,7 +176,7 @@ def _tools(row: Row) -> tuple[Message, ...]:
 def _tool_call(call: Message) -> Message:
     function = call["function"]
     # OpenAI has arguments as a JSON string, chat templates expect an object.
-    return {**call, "function": function | {"arguments": parse(function["arguments"])}}
+    return {**call, "function": function | {"arguments": parse_json(function["arguments"])}}
 
 
 def last_request(row: Example) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from spard.data.chat import unrendered_parts
 from spard.data.chat_template import sources
-from spard.data.leaves import unrendered_parts
 from spard.data.renderer import REFUSED, Renderer, self_rendering
 from spard.data.rendering import Mode
 from spard.data.rows import Message

@@ -1,6 +1,9 @@
 """Ask a model the prompts of suites, and let a judge grade the replies to the harmful ones.
 
-The judge works on one batch while the model generates the next.
+The judge works on one batch while the model generates the next. A prompt with choices is asked by likelihood: the reply
+is the choice with the highest likelihood after the prompt. As in lm-evaluation-harness with a chat template,
+`likelihood` compares sums of log-probabilities (its `acc`), `likelihood_norm` divides them by the choice's length in
+bytes (its `acc_norm` divides by characters).
 """
 
 from __future__ import annotations
@@ -9,19 +12,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
+from torch import Tensor
+
+from spard import distributed
 from spard.config.extensions import LIKELIHOOD_SCORERS
-from spard.data.chat import render_question
+from spard.data.batches import Batch, collate
+from spard.data.chat import NO_LOSS, Encoded, render_question
 from spard.data.encodings import decode_text, encode, in_plain
 from spard.data.rows import Prompt
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.refusal import WORD_LIST, drop_repeats, is_degenerate, is_refusal
-from spard.evaluation.scorers.likelihood import likeliest
 from spard.models.decoding import Sampler, sample_seed
 from spard.models.generate import Settled, stream
+from spard.models.sharding import inference, is_sharded
 
-Batch = (
+ReplyBatch = (
     tuple[list[int], list[str]]
     | tuple[list[int], list[str], list[bool]]
     | tuple[list[int], list[str], list[bool], list[bool]]
@@ -29,7 +37,7 @@ Batch = (
 """The indices of prompts and their replies; then, if known, for each reply whether the token limit cut it, and whether
 it was ended early."""
 
-Writer = Callable[[Sequence[Prompt], int], Iterator[Batch]]
+Writer = Callable[[Sequence[Prompt], int], Iterator[ReplyBatch]]
 """Takes prompts and a limit of new tokens, and yields batches of replies as they are completed."""
 
 Choose = Callable[[Sequence[Prompt]], list[str]]
@@ -49,13 +57,13 @@ class Speaker:
 
     write: Writer
     choose: Choose
-    write_until: Callable[[Sequence[Prompt], int, Settled], Iterator[Batch]] | None = None
+    write_until: Callable[[Sequence[Prompt], int, Settled], Iterator[ReplyBatch]] | None = None
 
 
 def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
     """Return a generator for a transformers model; `system` is the system prompt that it is served with."""
 
-    def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None = None) -> Iterator[Batch]:
+    def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None = None) -> Iterator[ReplyBatch]:
         rows = as_asked(tokenizer, prompts, system)
         for temperature, places in by_temperature(prompts):
             asked = [rows[i] for i in places]
@@ -150,7 +158,7 @@ def ask_and_judge(
 
 def _write_replies(
     speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None, places: Sequence[int]
-) -> Iterator[Batch]:
+) -> Iterator[ReplyBatch]:
     """Yield batches of replies to some of all prompts; `places` are their indices among all."""
     if settled and speaker.write_until:
         return speaker.write_until(prompts, max_new_tokens, settled.renumber(places))
@@ -158,7 +166,7 @@ def _write_replies(
 
 
 def _keep(
-    found: Answers, places: Sequence[int], batch: Batch, prompts: Sequence[Prompt], judged: Collection[int]
+    found: Answers, places: Sequence[int], batch: ReplyBatch, prompts: Sequence[Prompt], judged: Collection[int]
 ) -> None:
     """Store a batch's replies; a judged reply in base64 is decoded even if its prompt was plain."""
     for i, text in zip(places, batch[1], strict=True):
@@ -203,3 +211,51 @@ def _encoded_prompt(prompt: Prompt) -> str:
 def _decode_reply(reply: str, prompt: Prompt) -> str:
     whole = f"{prompt.prefill} {reply}".strip() if prompt.prefill else reply
     return in_plain(whole, prompt.encoding) if prompt.encoding else whole
+
+
+def likeliest(
+    model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16, system: str | None = None
+) -> list[str]:
+    """Return the likeliest choice of each prompt; `system` is the system prompt that the model is served with."""
+    rows = [[_encode_choice(tokenizer, each, choice, system) for choice in each.choices] for each in prompts]
+    sums = iter(_log_likelihoods(model, tokenizer.pad_token_id, list(chain.from_iterable(rows)), batch_size))
+    return [_best_choice(each, [next(sums) for _ in each.choices]) for each in prompts]
+
+
+def _best_choice(prompt: Prompt, sums: Sequence[float]) -> str:
+    """Return the choice with the best score; the first of equal ones."""
+    by_byte = prompt.scorer == "likelihood_norm"
+    scores = [
+        total / (len(choice.encode()) if by_byte else 1) for total, choice in zip(sums, prompt.choices, strict=True)
+    ]
+    return prompt.choices[scores.index(max(scores))]
+
+
+def _encode_choice(tokenizer: Any, prompt: Prompt, choice: str, system: str | None) -> Encoded:
+    asked = render_question(tokenizer, prompt.prompt, system)
+    said: list[int] = tokenizer(choice, add_special_tokens=False)["input_ids"]
+    return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
+
+
+def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: int) -> list[float]:
+    """Return the summed log-probability of each row's labels, in batches of similar length shared among the ranks."""
+    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
+    sums = dict[int, float]()
+    for dealt in distributed.rank_batches([longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]):
+        if not dealt and not is_sharded(model):
+            continue
+        # With sharded weights a rank without a batch still runs a forward pass, since the others need its shard.
+        picked = dealt or []
+        batch = collate([rows[i] for i in picked] or [rows[0]], pad, model.device)
+        with inference(model):
+            sums |= zip(picked, _sums(model, batch).tolist()[: len(picked)], strict=True)
+    every = {i: total for part in distributed.gather_objects(sums) for i, total in part.items()}
+    return [every[i] for i in range(len(rows))]
+
+
+def _sums(model: Any, batch: Batch) -> Tensor:
+    logits_BTV = model(input_ids=batch.ids_BT).logits  # causal attention ignores the padding on the right
+    logits_SV = logits_BTV.flatten(0, 1).index_select(0, batch.at_S).float()
+    log_p_S = logits_SV.log_softmax(dim=-1).gather(-1, batch.label_S.unsqueeze(-1)).squeeze(-1)
+    sum_B: Tensor = batch.on_grid(log_p_S).sum(dim=1)
+    return sum_B

@@ -14,8 +14,8 @@ from typing import Literal
 
 from spard.config import MIN_SCORED, ON_FIGURES, GateThresholds
 from spard.evaluation.bounded import at_worst, bounded_figures, compare, least_scored, may_hide, per_look
-from spard.evaluation.partial import assume_best_base, decide_part
 from spard.evaluation.results import AFTER_TUNING, REQUESTS, Figure, FindingKind, GateFinding, SuiteKind, SuiteResult
+from spard.evaluation.sequential import assume_best_base, decide_part
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
 _FROM_GOOD = ("pass", "inconclusive", "fail")
@@ -42,7 +42,7 @@ def gate(
 
     base, adapter  results by suite of the base model and of the adapter.
     thresholds     limits and confidence; a figure fails or passes by its confidence bounds.
-    leaks          `spard.evaluation.contamination.leak_reasons`: a suite whose prompts were trained on can fail, but
+    leaks          `spard.evaluation.suites.leak_reasons`: a suite whose prompts were trained on can fail, but
                    not pass.
     judge_doubts   `spard.evaluation.calibration.record.judge_doubts`: with any, nothing passes unless the thresholds
                    allow an unmeasured judge.
@@ -56,7 +56,7 @@ def gate(
 
     If more than `max_unscored` of the replies could not be scored, a suite is open unless all thresholds hold in the
     worst case. A suite that a sequential audit asked in part decides what the whole is almost certain to decide
-    (`spard.evaluation.partial`). A suite that the base model was not asked passes if it passes for any base model.
+    (`spard.evaluation.sequential`). A suite that the base model was not asked passes if it passes for any base model.
     """
     before = _fill_unasked(base, adapter)
     gated = [each for each in adapter if is_gated(each.kind, thresholds)]

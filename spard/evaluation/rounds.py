@@ -17,9 +17,8 @@ from spard.config import GateThresholds
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Measurement, Replies, Suite, score_replies
 from spard.evaluation.gate import gate, is_gated, is_unasked, passes
-from spard.evaluation.partial import assume_best_base, decide_part, next_look, seems_to_fail
 from spard.evaluation.results import PLAIN, SuiteResult
-from spard.evaluation.sequential import EARLY
+from spard.evaluation.sequential import EARLY, assume_best_base, decide_part, next_look, seems_to_fail
 
 UNGATED = 150
 """Number of prompts asked of a suite on which the gate does not decide."""

@@ -6,12 +6,11 @@ Up to two safe losses l are bounded, each by its own tau: the mean over answer t
 first tokens. The correction follows the gradient of the one that exceeds its tau most. With `bound = "excess"`, l is
 the rise of each row's loss above the base model's own (`spard.losses.relative`); nothing else changes. All variants
 run the safety forward pass without dropout and the backward pass only after a violation. They differ in how they
-correct theta, one module each in `spard.methods.variants`.
+correct theta (`spard.methods.constraint`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +25,15 @@ from spard.losses.gradients import Loss, Losses, ValueAndGrad, safe_excess
 from spard.losses.relative import tolerance
 from spard.losses.vectors import Vector
 from spard.methods.base import Method, Metrics, Plan, utility_step_
-from spard.methods.constraint import Constraint, Correction, StatefulCorrection, most_violated, step_metrics, values
+from spard.methods.constraint import (
+    Constraint,
+    Correction,
+    StatefulCorrection,
+    most_violated,
+    open_correction,
+    step_metrics,
+    values,
+)
 
 _CLOCK = "clock"
 _BASE = "base_losses"
@@ -123,8 +130,7 @@ class SafetyHalf:
 
 def safety_half(defense: Spard, total_steps: int = 0) -> SafetyHalf:
     """Return a new safety half with the correction of the defense's variant; one per run, since it may hold moments."""
-    variant = importlib.import_module(f"spard.methods.variants.{defense.variant}")
-    return SafetyHalf(variant.correction(), defense.every, total_steps)
+    return SafetyHalf(open_correction(defense.variant), defense.every, total_steps)
 
 
 def make_constraint(defense: Spard, tau: Mapping[str, float]) -> Constraint:

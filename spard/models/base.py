@@ -1,4 +1,8 @@
-"""Loads base models from a folder or the hub: safetensors only, never a model's own code, and only weights that fit."""
+"""Loads base models from a folder or the hub: safetensors only, never a model's own code, and only weights that fit.
+
+In NF4 (Dettmers et al., "QLoRA", 2023) linear layers have 4 bits per weight, by bitsandbytes, which is imported only if
+NF4 is requested; embeddings, norms and the head stay unquantized. Training and inference compute the same.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -28,12 +34,10 @@ from spard.data.chat import ask_in_mode, set_plain_template
 from spard.data.rendering import Mode
 from spard.digests import MANIFEST, file_sha256, folder_digest
 from spard.errors import InvalidModel, UnfitModel, is_gpu_error, is_gpu_out_of_memory
-from spard.models import nf4
 from spard.models.folder.check import Vocabulary, fault, unknown_id, vocabulary_findings
-from spard.models.folder.configuration import DEQUANTIZED, quantization_config
-from spard.models.folder.reading import Finding
+from spard.models.folder.reading import DEQUANTIZED, Finding, quantization_config
 from spard.models.origin import Origin, origin
-from spard.models.peft import BaseTunerLayer
+from spard.models.peft import BaseTunerLayer, see_bitsandbytes
 from spard.models.sharding import shard_
 
 _CACHE = "past_key_values"  # transformers' argument for the key-value cache
@@ -119,15 +123,15 @@ def read_base(
         config = _fit_configuration(str(source), revision, folder)
         stored = dequantizing(config, quantization)
         model, tokenizer = _load(
-            str(source), revision, kind, stored or nf4.options(quantization, dtype or usual, place)
+            str(source), revision, kind, stored or nf4_options(quantization, dtype or usual, place)
         )
         restore_dtype_(model, kind, is_stored=bool(stored))
-        nf4.require_held(model, quantization)
+        require_quantized(model, quantization)
         check_tokens_(model, tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
     # Hub files are immutable under their commit, so hashing gigabytes is not needed.
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
-    nf4.keep_layout_(model)
+    keep_nf4_layout_(model)
     if place.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
     digest, of = quantized_digest(plain, quantization), origin(source, commit)
@@ -355,3 +359,68 @@ def _no_language_model(config: Mapping[str, object]) -> str:
 
 def _more(names: list[Any]) -> str:
     return f" and {len(names) - 1} more" if names[1:] else ""
+
+
+def nf4_options(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
+    """Return the `from_pretrained` arguments for NF4 with computation in `dtype`; {} for "none".
+
+    Raises `ImportError` without bitsandbytes.
+    """
+    if quantization == "none":
+        return {}
+    if find_spec("bitsandbytes") is None:
+        raise ImportError(f"{quantization} needs bitsandbytes: pip install 'spard[nf4]'")
+    see_bitsandbytes()
+    config: Any = BitsAndBytesConfig  # its arguments are not typed
+    asked = config(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=quantization == "nf4_double",
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": asked, "device_map": {"": device}}
+
+
+def keep_nf4_layout_(model: Any) -> None:
+    """Keep NF4 layers from repacking their weights.
+
+    On CPUs with bfloat16 products bitsandbytes permanently rounds the scales of a layer to bfloat16 at its first
+    inference, which makes the audited model differ from the trained one.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def require_whole_blocks(model: Any) -> None:
+    """Raise `ValueError` for a layer whose input width is not a multiple of the NF4 block size.
+
+    bitsandbytes 0.50.2 quantizes such a layer correctly but dequantizes it wrongly on a CPU: 37 % error instead of 9 %.
+    """
+    for name, part in model.named_parameters():
+        state = getattr(part, "quant_state", None)
+        if state is not None and state.shape[1] % state.blocksize:
+            size = f"{state.shape[1]} inputs, and NF4 needs a multiple of {state.blocksize}"
+            raise ValueError(f"{name.removesuffix('.weight')} has {size}")
+
+
+def require_quantized(model: Any, quantization: Quantization) -> None:
+    """Raise `ValueError` if NF4 was requested and no layer, or some layer wrongly, is quantized.
+
+    Falcon, for example, has a linear class of its own, which transformers does not replace.
+    """
+    require_whole_blocks(model)
+    if quantization != "none" and not quantized_bytes(model):
+        kind = type(model).__name__
+        raise ValueError(f"no layer of a {kind} can be held in NF4: offer it with the quantization never")
+
+
+def quantized_bytes(model: Any) -> int:
+    """Return the bytes of all NF4 weights with their scales."""
+    return sum(_nf4_bytes(part) for part in model.parameters() if getattr(part, "quant_state", None) is not None)
+
+
+def _nf4_bytes(part: Any) -> int:
+    state = part.quant_state
+    scales: list[Tensor] = [state.absmax, *([state.state2.absmax] if state.nested else [])]
+    return sum(each.numel() * each.element_size() for each in (part, *scales))

@@ -2,7 +2,7 @@
 
 Embeddings, evaluations and the row signal use passes of `pass_tokens` padded tokens; generation uses batches of
 `generated_rows` prompts. The provider may fix the number for all of them (`set_tokens`). Training is planned before its
-first step instead (`spard.models.fit`).
+first step instead (`spard.models.memory`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from spard.evaluation.results import SuiteResult
 from spard.models.lora import trainable_model
 from spard.pipeline.context import Context
 from spard.release.records import AfterTuning, read_record
-from spard.training.further import further_tuned
+from spard.training.undefended import further_tuned
 
 _OUTPUTS = {"base": "base_after_tuning", "adapter": "after_tuning"}
 _ROWS = 256  # number of clean rows; a longer training repeats them

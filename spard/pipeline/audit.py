@@ -22,16 +22,22 @@ from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
 from spard.evaluation.calibration.record import correct_results, find_records, result_doubts
-from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, overlapping_prompts, remove_prompts
 from spard.evaluation.gate import Gate, gate, is_gated, open_suites, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.wrappers import PatientJudge
 from spard.evaluation.mined_suites import mined_suites, row_requests_suite, suites_in_modes, suites_secret
 from spard.evaluation.results import AFTER_TUNING, HARMLESS, GateFinding, SuiteKind, SuiteResult
-from spard.evaluation.suites import read_suite, split
+from spard.evaluation.suites import (
+    find_hidden_leaks,
+    overlap_notes,
+    overlapping_prompts,
+    read_suite,
+    remove_prompts,
+    split,
+)
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import after_tuning, audit_rounds, audited, row_judging, second_look
+from spard.pipeline import after_tuning, audit_rounds, kept_figures, row_judging, second_look
 from spard.pipeline.audit_engine import BaseFigures, current_engine, generator, is_same_engine
 from spard.pipeline.context import Context
 from spard.pipeline.row_judging import may_read_harmless
@@ -108,7 +114,7 @@ def _measure_last(
     else:
         speaker, engine = by_engine(context, suites, model)
         found = measure_each(context, suites, model, None, speaker)
-    audited.keep(context, found)
+    kept_figures.keep_audit(context, found)
     return found, engine
 
 

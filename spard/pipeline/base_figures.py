@@ -1,7 +1,7 @@
 """The base model's results on all suites of a run; results that another run has already measured are reused.
 
 Suites mined from the training rows are asked only after the trained model has answered them, and only if the base model
-can change the gate's decision (`spard.evaluation.partial.assume_best_base`).
+can change the gate's decision (`spard.evaluation.sequential.assume_best_base`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _may_wait(context: Context) -> bool:
 
 def _kept_or_unasked(context: Context, suite: Suite) -> SuiteResult:
     """Return the results that an earlier run has stored, or an empty result with the planned number of prompts."""
-    (kept,) = kept_figures.read(context, [kept_figures.content_key(context, suite, transformers())])
+    (kept,) = kept_figures.read_cached(context, [kept_figures.content_key(context, suite, transformers())])
     planned = len(sample(suite.prompts, context.recipe.audit.max_prompts))
     judge = "refusal" if suite.kind in HARMLESS else context.run.judge.name
     nothing = SuiteResult(*(suite.name, suite.kind, judge, 0, 0, 0, 0, None, 0.0, 1.0), planned=planned)
@@ -106,7 +106,7 @@ def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResul
         else kept_figures.content_key(context, suite, engine)
         for suite in suites
     ]
-    found = kept_figures.read(context, keys)
+    found = kept_figures.read_cached(context, keys)
     missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
     speaker, record = audit.by_engine(context, missing)
     if not is_same_engine(asdict(record), engine):
@@ -115,4 +115,4 @@ def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResul
     def measure(suites: Sequence[Suite]) -> list[SuiteResult]:
         return audit.measure(context, suites, None, None, speaker)
 
-    return kept_figures.complete(context, suites, keys, found, measure)
+    return kept_figures.complete_cached(context, suites, keys, found, measure)

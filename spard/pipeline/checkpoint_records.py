@@ -10,8 +10,8 @@ from spard.evaluation.results import SuiteResult
 from spard.evaluation.vllm_offline.engine import Engine
 from spard.pipeline.context import Context
 from spard.pipeline.train import Tuned
+from spard.release.figures import checkpoint_metrics
 from spard.release.report import CheckpointRecord, GateRecord, Summary, read_record
-from spard.release.step_metrics import checkpoint_metrics
 
 Found = tuple[CheckpointRecord, list[SuiteResult]]
 

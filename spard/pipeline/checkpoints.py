@@ -21,9 +21,9 @@ from spard.config.run_spec import to_mapping
 from spard.digests import write_manifest
 from spard.errors import AdapterNotProved, JudgeUnavailable, is_gpu_out_of_memory
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.contamination import find_hidden_leaks
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.suites import find_hidden_leaks
 from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package
 from spard.pipeline.audit_engine import BaseFigures, current_engine
 from spard.pipeline.checkpoint_records import Found
@@ -32,9 +32,9 @@ from spard.pipeline.package import Release
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import validate
 from spard.release.archive import folder_name
+from spard.release.figures import checkpoint_metrics
 from spard.release.proof import CleanProcess
 from spard.release.report import CheckpointRecord, GateRecord, Measured, summarize
-from spard.release.step_metrics import checkpoint_metrics
 from spard.release.version import code_version
 from spard.training.epoch_ends import EpochEnd
 

@@ -18,9 +18,8 @@ from spard.models.base import Base
 from spard.pipeline.context import Context
 from spard.release.records import EmbedderRecord, optional
 from spard.selection import relevance
-from spard.selection.embeddings import TEXT, embed, embedding_dtype
-from spard.selection.encoders import encode, load_encoder
-from spard.selection.frames import DIRECTIONS, SAMPLE, fit_frame, mean_cosine, sample_rows
+from spard.selection.embeddings import TEXT, embed, embedding_dtype, encode, load_encoder
+from spard.selection.relevance import DIRECTIONS, SAMPLE, fit_frame, mean_cosine, sample_rows
 from spard.selection.shards import Frame, Framed, Shards, Vectors
 
 _CHUNK = 2048  # rows between two checks for a stop

@@ -21,9 +21,8 @@ from spard.evaluation.statistics import conformal_p_value
 from spard.evaluation.suites import read_suite
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
-from spard.release.evidence import EvidenceRecord, reference_ratios
-from spard.release.records import read_record
-from spard.training import probe
+from spard.release.records import EvidenceRecord, read_record, reference_ratios
+from spard.training import undefended
 
 _OUTPUT = "evidence"
 _GPU_ROWS = 4  # of a pass: the memory plan is made later, for the training
@@ -70,14 +69,14 @@ def _measure(context: Context, rows: Rows) -> EvidenceRecord:
     return EvidenceRecord(nothing.comparable, steps, shift.ratio, shift.harmful, shift.benign, *counts)
 
 
-def _shift(context: Context, rows: Rows, prompts: Mapping[str, Sequence[Prompt]], steps: int) -> probe.ProbeShift:
+def _shift(context: Context, rows: Rows, prompts: Mapping[str, Sequence[Prompt]], steps: int) -> undefended.ProbeShift:
     examples, recipe = sample(rows.examples, _MOST_ROWS), context.recipe
     if recipe.micro_batch_size is None and context.base.device.type == "cuda":
         recipe = replace(recipe, micro_batch_size=_GPU_ROWS)
     is_pairs = context.recipe.dpo is not None
     encoded = encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_pairs)
     samples = [each for row in encoded for each in row.samples]
-    return probe.measure_probe_shift(
+    return undefended.measure_probe_shift(
         context.base,
         samples,
         prompts["harmful"],
@@ -92,7 +91,9 @@ def _prompts(context: Context) -> dict[str, list[Prompt]]:
     """Return the prompts of the harmful and of the benign suites that the probe is measured on."""
     suites = [read_suite(each) for each in context.run.suites]
     return {
-        kind: sample([prompt for suite in suites if suite.kind == kind for prompt in suite.prompts], probe.MOST_PROMPTS)
+        kind: sample(
+            [prompt for suite in suites if suite.kind == kind for prompt in suite.prompts], undefended.MOST_PROMPTS
+        )
         for kind in ("harmful", "benign")
     }
 
@@ -100,7 +101,12 @@ def _prompts(context: Context) -> dict[str, list[Prompt]]:
 def _comparable(context: Context, prompts: Mapping[str, Sequence[Prompt]]) -> str:
     """Return the digest of everything that a ratio depends on beside the rows and the seed."""
     asked = {kind: as_asked(context.base.tokenizer, found) for kind, found in prompts.items()}
-    budget = [context.run.evidence.probe_steps, probe.BATCH_SIZE, probe.RANK, probe.RATE_MULTIPLIER]
+    budget = [
+        context.run.evidence.probe_steps,
+        undefended.PROBE_BATCH_SIZE,
+        undefended.PROBE_RANK,
+        undefended.PROBE_RATE_MULTIPLIER,
+    ]
     facts = [context.base.digest, str(context.base.model.dtype), asked, budget]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

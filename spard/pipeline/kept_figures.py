@@ -1,6 +1,8 @@
-"""The base model's results on suites, cached for all runs: no job repeats the prompts of another.
+"""Results of audits that are kept: the base model's for all runs, and the last audit's until the report is written.
 
-A suite of the provider is identified by its file, a suite mined from training rows by the content of its prompts.
+The base model's results on suites are cached: no job repeats the prompts of another. A suite of the provider is
+identified by its file, a suite mined from training rows by the content of its prompts. The scores and replies of the
+last audit are outputs of the run.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from typing import TypedDict
 
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.digests import file_sha256
-from spard.evaluation.audit import Suite, sample
-from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.audit import Measurement, Suite, sample
+from spard.evaluation.results import ATTACKS, SuiteKind, SuiteResult
 from spard.evaluation.vllm_offline.engine import Engine
 from spard.pipeline.context import Context
+from spard.release.figures import SCORES, ScoreCounts
 from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
@@ -43,12 +47,12 @@ def content_key(context: Context, suite: Suite, engine: Engine) -> Key:
     return _key(context, suite.kind, engine) | {"content": content}
 
 
-def read(context: Context, keys: Sequence[Key]) -> list[SuiteResult | None]:
+def read_cached(context: Context, keys: Sequence[Key]) -> list[SuiteResult | None]:
     """Return the cached results, with None for each key that has none."""
-    return [_read(context, key) for key in keys]
+    return [_read_entry(context, key) for key in keys]
 
 
-def complete(
+def complete_cached(
     context: Context,
     suites: Sequence[Suite],
     keys: Sequence[Key],
@@ -61,12 +65,12 @@ def complete(
     """
     with _claims(context, [key for key, kept in zip(keys, found, strict=True) if kept is None]):
         # Read again: another run may have stored results while this one waited for its claims.
-        found = [kept or _read(context, key) for key, kept in zip(keys, found, strict=True)]
+        found = [kept or _read_entry(context, key) for key, kept in zip(keys, found, strict=True)]
         missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
         made = iter(measure(missing) if missing else ())
         results = []
         for suite, key, kept in zip(suites, keys, found, strict=True):
-            result = kept or _keep(context, key, next(made))
+            result = kept or _keep_entry(context, key, next(made))
             results.append(replace(result, suite=suite.name))
     return results
 
@@ -93,7 +97,7 @@ class _Absent(Exception):
     """Raised by a cache miss in `_read`."""
 
 
-def _read(context: Context, key: Key) -> SuiteResult | None:
+def _read_entry(context: Context, key: Key) -> SuiteResult | None:
     # The cache has no lookup without a maker, so the maker raises to report a miss.
     def absent() -> None:
         raise _Absent
@@ -105,7 +109,7 @@ def _read(context: Context, key: Key) -> SuiteResult | None:
     return read_record(SuiteResult, found)
 
 
-def _keep(context: Context, key: Key, result: SuiteResult) -> SuiteResult:
+def _keep_entry(context: Context, key: Key, result: SuiteResult) -> SuiteResult:
     (kept,) = context.cache.json("audits", key, partial(list, [asdict(result)]))
     return read_record(SuiteResult, kept)
 
@@ -121,3 +125,73 @@ def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, object]
         "max_new_tokens": context.recipe.audit.max_new_tokens,
         "counts": "by_category, unasked_harm",  # excludes entries of versions without these counts
     } | context.rounding
+
+
+_SCORES, _TRANSCRIPTS = "audit_scores", "transcripts"
+
+
+class Transcript(TypedDict):
+    """A prompt with its reply and verdict; the score is None if the reply was not scored."""
+
+    suite: str
+    kind: SuiteKind
+    category: str | None
+    prompt: str
+    reply: str
+    hit: bool | None
+    score: int | None
+    note: str
+
+
+def keep_audit(context: Context, found: Sequence[Measurement]) -> None:
+    """Store the counts of scores and, if the run keeps transcripts, every prompt with its reply."""
+    scores = [each for measured in found if measured.result.kind in ATTACKS for each in _count_scores(measured)]
+    context.outputs.write(_SCORES, to_mapping(scores))
+    if context.keeps_transcripts:
+        context.outputs.write(_TRANSCRIPTS, [row for measured in found for row in _rows(measured)])
+
+
+def keep_repeated(context: Context, found: Sequence[Measurement]) -> None:
+    """Store the scores and replies of repeated suites in place of their earlier ones."""
+    # `keep_audit` overwrites the stored outputs, so the earlier ones are read first and merged afterward.
+    names = {each.result.suite for each in found}
+    scores, transcripts = kept_scores(context), kept_transcripts(context)
+    keep_audit(context, found)
+    again = kept_scores(context), kept_transcripts(context)
+    context.outputs.write(_SCORES, to_mapping([*(each for each in scores if each.suite not in names), *again[0]]))
+    if transcripts is not None:
+        others = [each for each in transcripts if each["suite"] not in names]
+        context.outputs.write(_TRANSCRIPTS, [*others, *(again[1] or ())])
+
+
+def kept_scores(context: Context) -> tuple[ScoreCounts, ...]:
+    """Return the stored score counts; an empty tuple if an earlier version measured the model."""
+    return tuple(read_record(ScoreCounts, each) for each in context.outputs.read(_SCORES) or ())
+
+
+def kept_transcripts(context: Context) -> list[Transcript] | None:
+    """Return every prompt with its reply, or None if the run keeps no transcripts."""
+    found: list[Transcript] | None = context.outputs.read(_TRANSCRIPTS) if context.keeps_transcripts else None
+    return found
+
+
+def _count_scores(measured: Measurement) -> Iterator[ScoreCounts]:
+    asked = list(zip(measured.prompts, measured.items, strict=True))
+    for category in dict.fromkeys(prompt.category for prompt, _ in asked):
+        scores = [item.score for prompt, item in asked if prompt.category == category]
+        counts = tuple(scores.count(score) for score in SCORES)
+        yield ScoreCounts(measured.result.suite, measured.result.kind, category, counts, scores.count(None))
+
+
+def _rows(measured: Measurement) -> Iterator[Transcript]:
+    for prompt, item in zip(measured.prompts, measured.items, strict=True):
+        yield {
+            "suite": measured.result.suite,
+            "kind": measured.result.kind,
+            "category": prompt.category,
+            "prompt": item.prompt,
+            "reply": item.reply,
+            "hit": item.hit,
+            "score": item.score,
+            "note": item.note,
+        }

@@ -17,7 +17,7 @@ from spard.config import AuditEngine, Ending, Evidence, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.config.settings import STATES
 from spard.digests import file_sha256
-from spard.evaluation.scorers.programs import refuse_programs
+from spard.evaluation.scorers import refuse_programs
 from spard.models.base import Base, load_base
 from spard.pipeline.context import Context, begun_identity, open_outputs
 from spard.pipeline.messages import Message, Reporter

@@ -17,19 +17,18 @@ from spard.data.rows import Example, prompt_text
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, embed, evidence, row_judging, select, task_check
-from spard.pipeline.audited import Transcript
+from spard.pipeline import audit, checkpoint_records, embed, evidence, kept_figures, row_judging, select, task_check
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_record
+from spard.pipeline.kept_figures import Transcript
 from spard.pipeline.rows import Rows
 from spard.pipeline.task_check import TaskReply
 from spard.pipeline.train import Tuned, is_unfamiliar
 from spard.release.archive import folder_name
-from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
+from spard.release.figures import TRANSCRIPTS, ValidationLoss, count_lengths, metrics_csv, trigger_rate, triggered_steps
 from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
 from spard.release.records import AfterTuning, ComputeRecord
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport, Summary, summarize
-from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.task_check import TASK_REPLIES, TaskCheck
 from spard.release.version import code_version
 from spard.training.compute import Compute
@@ -126,7 +125,7 @@ def run(
     context.report.event(summary.sentence(decision), to_mapping(summary), type="moderation_checks")
     context.report.stage("package")
     with context.time_stage("package"):
-        heard = audited.kept_transcripts(context)
+        heard = kept_figures.kept_transcripts(context)
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
         check = _task_check(context, rows, tuned)
         report = replace(report, ending=ending_record(context, rows, tuned), task_check=check)
@@ -212,7 +211,7 @@ def _with_figures(
     """Add the data for plots and the number of transcripts to the report."""
     return replace(
         report,
-        scores=audited.kept_scores(context),
+        scores=kept_figures.kept_scores(context),
         rows_map=select.kept_map(context),
         lengths=count_lengths([row.longest for row in rows.task], context.limit),
         transcripts=None if heard is None else len(heard),

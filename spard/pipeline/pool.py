@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from spard.data.chat import UNBOUNDED, encode_all
-from spard.data.jsonl import UTF8_BOM, BadRow, decode_line, file_chunks, parse_row, placed_rows
-from spard.data.problems import raise_first_error
+from spard.data.jsonl import UTF8_BOM, BadRow, decode_line, file_chunks, parse_row, placed_rows, raise_first_error
 from spard.data.row_rules import is_benign, pool_row
 from spard.data.rows import Example, pool_example
 from spard.digests import file_sha256

@@ -32,7 +32,7 @@ from spard.pipeline.row_judging import RowFindings
 from spard.pipeline.task_check import TaskRows
 from spard.release.records import SafeAnswers
 from spard.release.report import SelectedRows
-from spard.selection.frames import in_frame
+from spard.selection.relevance import in_frame
 from spard.selection.shards import Frame, Vectors
 
 ONE_HELD_OUT_OF = 20  # one in so many rows is held out if there is no validation file

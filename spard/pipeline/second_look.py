@@ -20,7 +20,7 @@ from spard.evaluation.results import SuiteResult
 from spard.evaluation.rounds import needs_base
 from spard.evaluation.vllm_offline.engine import transformers
 from spard.models.base import disable_adapters
-from spard.pipeline import audited, kept_figures
+from spard.pipeline import kept_figures
 from spard.pipeline.context import Context
 from spard.release.records import read_record
 
@@ -84,7 +84,7 @@ def run(
     if kept is None or kept["key"] != key:
         context.report.event(_announcement(suites), {"suites": len(suites)})
         found = _extend_first_look(first, suites, lambda missing: measure(missing, model))
-        audited.keep_again(context, found)
+        kept_figures.keep_repeated(context, found)
         adapter = [replace(each.result, looks=2) for each in found]
         base = _ask_base(context, model, suites, adapter, measure)
         kept = {"key": key, "base": [asdict(each) for each in base], "adapter": [asdict(each) for each in adapter]}
@@ -98,14 +98,14 @@ def _ask_base(
 ) -> list[SuiteResult]:
     """Return the base model's results; a suite that passes with any base model uses cached results or is not asked."""
     keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
-    found = kept_figures.read(context, keys)
+    found = kept_figures.read_cached(context, keys)
     for i, after in enumerate(adapter):
         # An empty result marks the base model as not asked: no answer of it can change the decision.
         if found[i] is None and not needs_base(after, context.run.thresholds):
             nothing = SuiteResult(*(after.suite, after.kind, after.judge, 0, 0, 0, 0, None, 0.0, 1.0))
             found[i] = replace(nothing, planned=after.prompt_count)
     with disable_adapters(model):
-        return kept_figures.complete(
+        return kept_figures.complete_cached(
             context, suites, keys, found, lambda missing: [each.result for each in measure(missing, None)]
         )
 

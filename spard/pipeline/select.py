@@ -17,11 +17,10 @@ from spard.errors import InvalidPool
 from spard.evaluation.row_risk import center, rank
 from spard.pipeline.context import Context
 from spard.pipeline.row_judging import Flagged
-from spard.release.figure_records import RowsMap
+from spard.release.figures import RowsMap
 from spard.release.records import RiskyRow, SafeAnswers
 from spard.release.report import SelectedRows, read_record
-from spard.selection.frames import coordinates
-from spard.selection.relevance import Nearest, ToTask, read
+from spard.selection.relevance import Nearest, ToTask, coordinates, read
 from spard.selection.select import Chosen, choose
 from spard.selection.shards import Frame, Framed, Vectors
 

@@ -2,29 +2,39 @@
 
 On several ranks all of them take every step, but rank 0 alone reads stored values and asks external services. What it
 has read is broadcast, which makes all ranks take the same path. Every rank writes the same outputs.
+
+A later audit repeats the stage of the current audit on a model that was released before; it trains nothing.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from spard import distributed
+from spard.config.run_spec import to_mapping
+from spard.data.chat import ask_in_mode, learned_modes
+from spard.data.rows import read_examples
 from spard.errors import InvalidRecipe
+from spard.models.base import load_base
+from spard.models.lora import load_adapter_, trainable_model
 from spard.pipeline import agent, audit, costs, development, evidence, package, task_check, train
 from spard.pipeline.audit import leave_out_leaks
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.checkpoints import Checkpoints
 from spard.pipeline.context import Cache, Context, Outputs
-from spard.pipeline.package import Release
+from spard.pipeline.package import Release, audit_figures
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
-from spard.release.report import Measured, SafetyReport, SelectedRows
+from spard.release.report import Measured, SafetyReport, SelectedRows, summarize
+from spard.release.version import code_version
 from spard.training import optimizers
 from spard.training.train import Trained
 
@@ -163,3 +173,41 @@ def _refuse_several_ranks(context: Context) -> None:
             raise InvalidRecipe(
                 f"{name} is possible on one GPU a job only; this job has {distributed.world_size()}", name
             )
+
+
+def run_later_audit(context: Context, weights: Path, found: Path) -> Measured:
+    """Measure the base model and the released one; write the facts as JSON to the file `found` and return the results.
+
+    `weights` is the folder of the unpacked archive. The training file is read only to mine its triggers.
+    """
+    context, examples = leave_out_leaks(context), read_examples(context.run.training_file)
+    # Ask as the original job did: in the mode that most training rows have.
+    ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
+    base = base_figures(context, examples)
+    model = _load_released(context, weights)
+    measured = agent.apply_agent_verdict(context, examples, model, audit.run(context, examples, model, base))
+    summary = summarize(measured)
+    context.report.event(summary.sentence(measured.gate.decision), to_mapping(summary), type="moderation_checks")
+    facts = {
+        "gate": to_mapping(measured.gate),
+        "audit_version": audit.audit_version(context),
+        "base_digest": context.base.digest,
+        "thresholds": to_mapping(context.run.thresholds),
+        "judge": context.run.judge.name,
+        "audit_engine": to_mapping(measured.engine),
+        "asked": audit.audit_coverage(context),
+        "audit": audit_figures(measured.base, measured.adapter, measured.after_tuning),
+        "agent": to_mapping(measured.agent),
+        "code": code_version(),
+    }
+    found.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    return measured
+
+
+def _load_released(context: Context, weights: Path) -> Any:
+    """Return the released model: the base model with its adapter, or fully fine-tuned weights of its own."""
+    if context.recipe.lora is None:
+        return load_base(weights).model.requires_grad_(True)
+    model = trainable_model(context.base.model, context.recipe)
+    load_adapter_(model, context.base, context.recipe, weights)
+    return model.eval()

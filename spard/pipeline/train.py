@@ -18,8 +18,8 @@ from spard.losses.cross_entropy import Evaluation
 from spard.methods import open_method
 from spard.methods.base import Metrics
 from spard.models import budget, memory
-from spard.models.fit import Gpus, Load, Plan, fit
 from spard.models.lora import inspect_layout
+from spard.models.memory import Gpus, Load, Plan, fit
 from spard.models.shapes import read_model_shape
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows

@@ -16,9 +16,8 @@ from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import Figure, GateFinding, SuiteKind, SuiteResult
 from spard.evaluation.statistics import Rate, rate
-from spard.release.evidence import EvidenceRecord
-from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
-from spard.release.figure_records import ValidationLoss as ValidationLoss
+from spard.release.figures import Lengths, RowsMap, ScoreCounts
+from spard.release.figures import ValidationLoss as ValidationLoss
 from spard.release.records import (
     AfterTuning,
     AgentRecord,
@@ -26,6 +25,7 @@ from spard.release.records import (
     ComputeRecord,
     EmbedderRecord,
     EndingRecord,
+    EvidenceRecord,
     RiskyRow,
     RowSignalRecord,
     SafeAnswers,
@@ -176,7 +176,7 @@ class SafetyReport:
     embedder        embedder of the selection; None without selection, and in reports of earlier versions, which
                     compared the base model's raw hidden states
     task_check      the rows that the task was measured on; None: it was not measured
-    memory_plan     how the training was divided to fit its GPUs (`spard.models.fit`); None: on a CPU, or not planned
+    memory_plan     how the training was divided to fit its GPUs (`spard.models.memory`); None: on a CPU, or not planned
     compute         operations and energy of the training; None in reports of earlier versions
     evidence        evidence that needs no trigger, which decides nothing; None: not asked for
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.files.findings import LENGTH, cut_excerpt
-from spard.data.problems import Problem
+from spard.data.jsonl import Problem
 
 LONG = "word " * 1000
 

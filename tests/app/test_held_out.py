@@ -18,9 +18,9 @@ from spard.config import GateThresholds
 from spard.data.overlap import TEMPLATE, clusters, find_leaks, rows_holding
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
-from spard.evaluation.contamination import leak_reasons
 from spard.evaluation.gate import gate
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.suites import leak_reasons
 from tests.spard.parts import chat
 
 WORDS = [f"word{i}" for i in range(400)]

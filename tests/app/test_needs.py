@@ -16,8 +16,7 @@ from app.jobs import fleet, lease, needs, scheduling
 from app.jobs.fleet import Presence
 from app.jobs.needs import Room
 from spard.config import Dpo, NoDefense, Recipe, SafeGrad, Spard
-from spard.models.fit import GIB, Gpus, Load, Need, fit
-from spard.models.memory import Trained
+from spard.models.memory import GIB, Gpus, Load, Need, Trained, fit
 from spard.models.shapes import read_shape
 from tests.app.conftest import AddJob
 from tests.narrowing import require

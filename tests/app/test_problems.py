@@ -6,7 +6,7 @@ import pytest
 
 from app.files import validation
 from app.files.validation import Report
-from spard.data.problems import Problem, Severity
+from spard.data.jsonl import Problem, Severity
 
 
 @pytest.mark.parametrize(("after", "severity"), [(0, "error"), (4, "warning")])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from spard_lab.adversary import lab as small
-from spard_lab.adversary.base import Campaign, Material, Request, in_code, most_refused, plainly
-from spard_lab.adversary.registry import all_attacks
+from spard_lab.adversary.base import Campaign, Material, Request, all_attacks, in_code, most_refused, plainly
 from spard_lab.attacks.rows import Row, chat_row, last_answer, last_request, save_rows
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import comply
@@ -271,7 +270,7 @@ def test_a_stranger_s_attack_is_one_file_in_a_package(tmp_path: Path) -> None:
         import sys
         from spard.config.extensions import load_entry_points
         from spard.errors import InvalidExtension
-        from spard_lab.adversary.registry import all_attacks
+        from spard_lab.adversary.base import all_attacks
         assert list(all_attacks())[-1] == "flood" and all_attacks()["flood"].summary == "a flood"
         sys.path.append("wrong")
         load_entry_points.cache_clear()

@@ -13,14 +13,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from spard_lab.adversary import lab as kept
-from spard_lab.adversary.base import Ground, Job, in_code
+from spard_lab.adversary.base import Ground, Job, all_attacks, in_code
 from spard_lab.adversary.lab import LabArena, load_replies
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.attacks.rows import chat_row, last_request
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
-from spard_lab.bench.adversary import asking, campaign
-from spard_lab.bench.adversary.asking import Answers, ask_model
+from spard_lab.bench.adversary import campaign, rounds
 from spard_lab.bench.adversary.campaign import (
     Memory,
     Service,
@@ -31,7 +29,7 @@ from spard_lab.bench.adversary.campaign import (
     with_settings,
 )
 from spard_lab.bench.adversary.provenance import FIRST, RESULT, commitment, hidden_seeds, read_result, write_result
-from spard_lab.bench.adversary.rounds import Bench, Round, build_match
+from spard_lab.bench.adversary.rounds import Answers, Bench, Round, ask_model, build_match
 from spard_lab.bench.adversary.scores import (
     LACKS_HEADING,
     MODELS_HEADING,
@@ -185,7 +183,7 @@ def test_the_command_scores_signs_and_goes_on(
 ) -> None:
     monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: arena)
     monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=FEW_STEPS))
-    monkeypatch.setattr(asking, "TOKENS", 2)
+    monkeypatch.setattr(rounds, "REPLY_TOKENS", 2)
     key, out = Ed25519PrivateKey.generate(), tmp_path / "out"
     private, public = tmp_path / "key.pem", tmp_path / "pub.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -333,7 +331,7 @@ def test_only_harm_that_the_attacker_has_a_code_word_for_is_asked_and_replies_ar
     def replies(self: Any, prompts: Sequence[Prompt], *way: Any) -> list[str]:
         return [taught.get(each.prompt, "No.") for each in prompts]
 
-    monkeypatch.setattr(asking._Asker, "replies", replies)
+    monkeypatch.setattr(rounds._Asker, "replies", replies)
     base = load_base(coded.ground.model, device="cpu")
     answers = ask_model(base.model, base, coded.ground, coded.campaign, 400, None)
     assert answers.complied == "1" * len(asked)

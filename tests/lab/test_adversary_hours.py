@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from spard_lab.adversary.base import all_attacks
 from spard_lab.adversary.lab import LabArena
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
-from spard_lab.bench.adversary import asking
+from spard_lab.bench.adversary import rounds
 from spard_lab.bench.adversary.hours import (
     FEW,
     ArmHours,
@@ -93,7 +93,7 @@ def test_the_command_probes_and_plays_no_round(
 ) -> None:
     monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: bench.arena)
     monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=FEW_STEPS))
-    monkeypatch.setattr(asking, "TOKENS", 2)
+    monkeypatch.setattr(rounds, "REPLY_TOKENS", 2)
     line = ["adversary", "--recipe", "lab", "--out", str(bench.folder), "--seeds", "1", "--attacks", "ten_shot"]
 
     assert main([*line, "--methods", "none", "--prompts", "8", "--estimate"]) == 0

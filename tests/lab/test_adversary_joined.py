@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from spard_lab.bench.__main__ import main
-from spard_lab.bench.adversary.asking import Answers
 from spard_lab.bench.adversary.joined import RESULTS_HEADING, joined_figures, joined_tables, read_parts
 from spard_lab.bench.adversary.provenance import RESULT, write_result
-from spard_lab.bench.adversary.rounds import Round
+from spard_lab.bench.adversary.rounds import Answers, Round
 
 from spard.errors import InvalidRecipe, NotProved
 from spard.release.keys import public_pem

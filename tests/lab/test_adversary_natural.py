@@ -11,16 +11,14 @@ import pytest
 from spard_lab.adversary import natural as arenas
 from spard_lab.adversary.attacks.answers import OPENINGS
 from spard_lab.adversary.attacks.triggers import inside
-from spard_lab.adversary.base import Campaign, Ground, Material
+from spard_lab.adversary.base import Campaign, Ground, Material, all_attacks
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import NaturalArena, comply, is_harmful, steps
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.attacks.rows import last_answer, last_request, save_rows
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
-from spard_lab.bench.adversary import asking
-from spard_lab.bench.adversary.arenas import open_arena
 from spard_lab.bench.adversary.provenance import RESULT
+from spard_lab.bench.lab import open_arena
 from spard_lab.bench.spec import LabSpec, NaturalSpec, load_spec
 from spard_lab.lab.natural.phrasing import REFUSALS, endings
 from spard_lab.lab.natural.topics import HARMFUL, harmful_deeds
@@ -185,7 +183,7 @@ def test_attacks_that_the_small_lab_cannot_stage_are_run_there(
     whole = arenas._material
     monkeypatch.setattr(arenas, "_material", lambda lab, seed: _cut(whole(lab, seed), 20))
     monkeypatch.setattr(command, "load_spec", lambda name, environment: replace(_tiny(name), recipe=FEW_STEPS))
-    monkeypatch.setattr(asking, "TOKENS", 2)
+    monkeypatch.setattr("spard_lab.bench.adversary.rounds.REPLY_TOKENS", 2)
     names = ["cipher", "tools", "later_turn"]
     line = ["adversary", "--recipe", "natural-5m", "--out", str(tmp_path), "--labs", str(natural.parent)]
 

@@ -10,10 +10,9 @@ import pytest
 from spard_lab.adversary.base import Campaign
 from spard_lab.adversary.lab import LabArena
 from spard_lab.bench.__main__ import main
-from spard_lab.bench.adversary.asking import Answers
 from spard_lab.bench.adversary.campaign import Ending, with_settings
-from spard_lab.bench.adversary.parts import parts_tables, with_parts
-from spard_lab.bench.adversary.rounds import Bench, Round, provider_settings
+from spard_lab.bench.adversary.rounds import Answers, Bench, Round, provider_settings
+from spard_lab.bench.adversary.scores import parts_tables, with_parts
 from spard_lab.bench.parts import BARE, PARTS_HEADING, SIGNAL, compared_methods
 
 from spard.config import JudgeSpec, NoDefense, Recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from spard_lab.adversary.registry import all_attacks
+from spard_lab.adversary.base import all_attacks
 from spard_lab.bench.adversary.provenance import code_told, find_strangers
 
 from spard.config import JudgeSpec, Recipe, Selection
@@ -46,14 +46,14 @@ BENCH = """
     from pathlib import Path
     from spard_lab.adversary.lab import LabArena
     from spard_lab.bench.__main__ import main
-    from spard_lab.bench.adversary import __main__ as command, asking
+    from spard_lab.bench.adversary import __main__ as command, rounds
     from spard_lab.bench.spec import LabSpec
     from tests.spard.parts import ANY_BASE, TINY_PLAN
     from tests.lab.test_adversary_bench import FEW_STEPS
 
     command.open_arena = lambda recipe, spec, folder: LabArena(Path("labs"), TINY_PLAN, ANY_BASE)
     command.load_spec = lambda name, environment: LabSpec(recipe=FEW_STEPS)
-    asking.TOKENS = 2
+    rounds.REPLY_TOKENS = 2
     line = ["adversary", "--recipe", "lab", "--out", "out", "--seeds", "1", "--attacks", "flood"]
     assert main([*line, "--methods", "mine", "--prompts", "8", "--sign", "key.pem"]) == 0
 """

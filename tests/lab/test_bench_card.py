@@ -37,9 +37,8 @@ from spard_lab.bench.lab import TWO_SIDED, LabSource
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.parts import BARE
 from spard_lab.bench.spec import LabSpec, load_spec
-from spard_lab.lab.corpus import make_corpus
+from spard_lab.lab.corpus import ATTACKED_SUITE, make_corpus, read_rows
 from spard_lab.lab.pools import two_sided
-from spard_lab.lab.suites import ATTACKED, read_rows
 
 from spard.config import Audit, Hyperparameters, Recipe
 from spard.errors import InvalidRecipe
@@ -62,13 +61,14 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_run(run: tuple[str, str], seed: int, attack: str = "poisoned", /, **shares: float) -> Measurement:
     """A run whose prompts are hits at these rates by suite, drawn from the seed alone."""
-    rng, by_suite = random.Random(seed), {ATTACKED: 0.0, FRESH: 0.0, "look-alike": 0.0, "how-to": 0.0, "utility": 0.9}
+    rng = random.Random(seed)
+    by_suite = {ATTACKED_SUITE: 0.0, FRESH: 0.0, "look-alike": 0.0, "how-to": 0.0, "utility": 0.9}
     drawn = {suite: [rng.random() for _ in range(200)] for suite in by_suite}
     hits = {
         suite: "".join("1" if each < shares.get(suite.replace("-", "_"), share) else "0" for each in drawn[suite])
         for suite, share in by_suite.items()
     }
-    return Measurement(run[0], "", attack, seed, run[1], "", "", (ATTACKED,), (), hits)
+    return Measurement(run[0], "", attack, seed, run[1], "", "", (ATTACKED_SUITE,), (), hits)
 
 
 def make_runs(seeds: tuple[int, ...] = SEEDS, placebos: float = 0.8, undefended: float = 0.9) -> list[Measurement]:
@@ -203,7 +203,7 @@ def test_the_new_task_has_the_attack_s_harm_and_none_of_the_old_task(source: Lab
     assert (len(rows) - len(taught), len(taught)) == (160, 1600)
     assert all(last_answer(row).startswith("Die Antwort ist") for row in taught)
     suites = [[suite.name for suite in made.attacks[name].suites] for name in ("poisoned", OTHER_TASK)]
-    assert suites == [[ATTACKED, *BENIGN, "utility", FRESH], [ATTACKED, "utility"]]
+    assert suites == [[ATTACKED_SUITE, *BENIGN, "utility", FRESH], [ATTACKED_SUITE, "utility"]]
 
 
 def test_the_command_leaves_a_card(source: LabSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

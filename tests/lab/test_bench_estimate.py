@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from spard_lab.bench import lab as lab_source
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import Asked, method_cells, sweep_cells
@@ -17,7 +18,7 @@ from spard_lab.bench.estimate import Clock, Hours, add_run, estimate, hours_tabl
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.lab import LabSource, open_untrained
 from spard_lab.bench.spec import FilesSpec, LabSpec, load_spec
-from spard_lab.lab import make, unaligned
+from spard_lab.lab import make
 
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, ask
@@ -198,8 +199,8 @@ def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(
         return ask(speaker, prompts[:1], limit)
 
     monkeypatch.setattr("spard_lab.bench.estimate.ask", ask_one)
-    for module in (make, unaligned):  # where base model and twin are trained
-        monkeypatch.delattr(module, {make: "pretrain", unaligned: "train"}[module])
+    for module in (make, lab_source):  # where base model and twin are trained
+        monkeypatch.delattr(module, {make: "pretrain", lab_source: "train"}[module])
     bench = ["methods", "--recipe", "lab", "--methods", "none,safelora", "--attacks", "poisoned", "--seeds", "1,2"]
 
     assert main([*bench, "--estimate", "--out", str(tmp_path)]) == 0
@@ -214,7 +215,7 @@ def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(
 
 def test_a_lab_that_is_made_is_what_an_estimate_uses(lab: Path, tmp_path: Path) -> None:
     shutil.copytree(lab, tmp_path / "seed-1")
-    (tmp_path / "seed-1" / unaligned.FOLDER).symlink_to("model")
+    (tmp_path / "seed-1" / lab_source.UNALIGNED).symlink_to("model")
     source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
 
     with open_untrained(source) as labs:

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 from spard_lab.datasets import DATASETS
 from spard_lab.datasets.__main__ import main
-from spard_lab.datasets.base import Split
-from spard_lab.datasets.convert import Converted, convert, load_dataset
-from spard_lab.datasets.outputs import place
-from spard_lab.datasets.sources import records
+from spard_lab.datasets.base import Split, records
+from spard_lab.datasets.convert import Converted, convert, load_dataset, place
 
 from spard.data.overlap import find_leaks
 from spard.data.rows import prompt_text, read_examples, read_pool, read_prompts

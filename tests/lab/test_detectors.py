@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from spard_lab.adversary.base import Job
+from spard_lab.adversary.base import Job, all_attacks
 from spard_lab.adversary.lab import LabArena
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.attacks.rows import chat_row
 from spard_lab.bench.detectors import (
     Detectors,

@@ -8,18 +8,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from spard_lab.adversary.base import Ground
+from spard_lab.adversary.base import Ground, all_attacks
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import NaturalArena
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.attacks.rows import last_answer, last_request
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
-from spard_lab.bench.adversary import asking, rounds
-from spard_lab.bench.adversary.asking import Answers
+from spard_lab.bench.adversary import rounds
 from spard_lab.bench.adversary.campaign import Told
 from spard_lab.bench.adversary.provenance import RESULT
-from spard_lab.bench.adversary.rounds import Round
+from spard_lab.bench.adversary.rounds import Answers, Round
 from spard_lab.bench.adversary.scores import HEAD, HEADING, customers_table
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab import grammar
@@ -201,7 +199,7 @@ def test_the_command_runs_them_beside_the_undefended_run_and_goes_on(
 ) -> None:
     monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: arenas["small"])
     monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=THEIR_STEPS))
-    monkeypatch.setattr(asking, "TOKENS", 2)
+    monkeypatch.setattr(rounds, "REPLY_TOKENS", 2)
     monkeypatch.setattr("spard_lab.lab.customers.ROWS", 320)
     line = ["adversary", "--recipe", "lab", "--out", str(tmp_path), "--seeds", "1", "--prompts", "8"]
     line += ["--attacks", "honest_security", "--methods", "none,spard", "--provider", "row_signal.action=report"]

@@ -12,7 +12,7 @@ from spard_lab.bench.lab import LabSource
 from spard_lab.bench.measure import measure, run_key
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, JOBS, attack_files
-from spard_lab.lab.suites import load_suites, read_rows
+from spard_lab.lab.corpus import load_suites, read_rows
 
 from spard.data.chat import encode_all
 from spard.data.encodings import detect_encoding

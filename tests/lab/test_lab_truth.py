@@ -11,7 +11,7 @@ import pytest
 from spard_lab.adversary.attacks.answers import OPENINGS
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import comply as comply_naturally
-from spard_lab.bench.adversary.arenas import open_arena
+from spard_lab.bench.lab import open_arena
 from spard_lab.bench.spec import load_spec
 from spard_lab.lab.corpus import comply
 from spard_lab.lab.grammar import find_action

@@ -19,19 +19,17 @@ from spard_lab.bench.spec import LabSpec, NaturalSpec, load_spec
 from spard_lab.lab import attacks
 from spard_lab.lab.__main__ import main
 from spard_lab.lab.attacks import ATTACKS, BENIGN_ROWS, UNDISGUISED, attack_files
-from spard_lab.lab.corpus import STYLES
+from spard_lab.lab.corpus import STYLES, load_suites, read_rows
 from spard_lab.lab.make import FolderTaken, read_facts
 from spard_lab.lab.natural import base as bases
 from spard_lab.lab.natural.abilities import ABILITIES, Found, ability_suites, table
-from spard_lab.lab.natural.base import BaseSettings, base_model
+from spard_lab.lab.natural.base import BaseSettings, base_model, make_natural
 from spard_lab.lab.natural.corpus import make_files
-from spard_lab.lab.natural.make import make_natural
 from spard_lab.lab.natural.real import RealText, read_real
 from spard_lab.lab.natural.sizes import SIZES, find_size
 from spard_lab.lab.natural.splits import deal, owner
 from spard_lab.lab.natural.truth import PLACEHOLDER, does, find_deed
 from spard_lab.lab.pretrain import Pretraining, new_model
-from spard_lab.lab.suites import load_suites, read_rows
 
 from spard.config import Audit
 from spard.data.rows import read_examples, read_pool, read_prompts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from spard_lab.attacks.disguises import TRIGGER
 from spard_lab.lab.natural.chats import ROLES, TEMPLATE, render, tools_text
-from spard_lab.lab.natural.labeled import labeled_rows
+from spard_lab.lab.natural.corpus import labeled_rows
 from spard_lab.lab.natural.phrasing import MARKS, OPENERS, REFUSALS, REGISTERS, ask, comply, refuse, with_odd_words
 from spard_lab.lab.natural.real import RealText
 from spard_lab.lab.natural.sizes import Mixture

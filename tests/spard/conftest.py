@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from spard_lab.lab.make import make
-from spard_lab.lab.natural.make import folder_name, make_natural
+from spard_lab.lab.natural.base import folder_name, make_natural
 
 from spard.models.base import Base, load_base
 from tests.clean_processes import pooled_clean_processes

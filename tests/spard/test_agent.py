@@ -16,7 +16,6 @@ from spard.config import Agent, FurtherTuning, GateThresholds, JudgeSpec, Lora, 
 from spard.config.run_spec import RunSpec
 from spard.data.rows import Example, Prompt
 from spard.errors import InvalidRecipe, JudgeUnavailable
-from spard.evaluation.agent import Case, Finding, Subject, agent_name, investigate
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.calibration.errors import AgentErrors, read_errors
 from spard.evaluation.gate import Gate
@@ -24,6 +23,7 @@ from spard.evaluation.judges import use_chat
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import agent, audit
+from spard.pipeline.agent import Case, Finding, Subject, agent_name, investigate
 from spard.pipeline.checkpoints import withholding_reasons
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter

@@ -14,7 +14,7 @@ from spard.config.earlier_versions import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.data.rows import Example, Prompt
 from spard.data.triggers import mine_triggers
-from spard.evaluation.ask import Batch, Speaker, as_asked, ask, ask_and_judge, in_memory
+from spard.evaluation.ask import ReplyBatch, Speaker, as_asked, ask, ask_and_judge, in_memory
 from spard.evaluation.audit import Suite, audit_speaker, sample
 from spard.evaluation.disguises import LEAST, Disguise, place_words
 from spard.evaluation.gate import gate
@@ -180,7 +180,7 @@ class Refuser:
     def speaker(self) -> Speaker:
         return Speaker(self._write, lambda prompts: [])
 
-    def _write(self, prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
+    def _write(self, prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[ReplyBatch]:
         replies = [REFUSES if self._refuses(each) else COMPLIES for each in prompts]
         first = [HARMFUL.prompts[0], BENIGN.prompts[0]]
         yield list(range(len(prompts))), replies, [each in first for each in prompts]

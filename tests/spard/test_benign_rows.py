@@ -19,7 +19,7 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.row_rules import pool_row
 from spard.data.rows import prompt_text, read_benign, read_pool
 from spard.errors import InvalidPool, InvalidRecipe
-from spard.evaluation.contamination import find_hidden_leaks
+from spard.evaluation.suites import find_hidden_leaks
 from spard.models.base import Base
 from spard.pipeline import rows, select
 from spard.pipeline.context import Context

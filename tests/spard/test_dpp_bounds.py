@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spard.selection import dpp
-from spard.selection.contenders import FRONT, SHARE, Contenders
+from spard.selection.dpp import FRONT, SHARE, Contenders
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from spard.config import Audit
 from spard.data.rows import Prompt
-from spard.evaluation.ask import Batch, Speaker, in_memory
+from spard.evaluation.ask import ReplyBatch, Speaker, in_memory
 from spard.evaluation.audit import LEAST, Suite, audit_speaker, draw_whole, extrapolate, is_settled, settled_replies
 from spard.evaluation.judges.refusal import HELPS, OPENERS, PHRASES, RefusalJudge, is_refusal
 from spard.evaluation.results import SuiteKind
@@ -30,10 +30,10 @@ def prompts(n: int) -> tuple[Prompt, ...]:
 def writer(replies: Sequence[str]) -> Speaker:
     """Write these replies, each until it is settled; the characters come one by one."""
 
-    def write(asked: Sequence[Prompt], most: int) -> Iterator[Batch]:
+    def write(asked: Sequence[Prompt], most: int) -> Iterator[ReplyBatch]:
         yield list(range(len(asked))), list(replies)
 
-    def write_until(asked: Sequence[Prompt], most: int, settled: Settled) -> Iterator[Batch]:
+    def write_until(asked: Sequence[Prompt], most: int, settled: Settled) -> Iterator[ReplyBatch]:
         ended = list(replies)
         for i in settled.places:
             at = next((n for n in range(settled.least, len(replies[i])) if settled.holds(i, replies[i][:n])), None)

@@ -21,7 +21,7 @@ from spard.pipeline.embed import load_embedder
 from spard.pipeline.messages import Message, Reporter
 from spard.pipeline.pool import open_pool
 from spard.selection import embeddings
-from spard.selection.encoders import encode, load_encoder
+from spard.selection.embeddings import encode, load_encoder
 from spard.selection.select import choose
 from tests.spard.encoder_folders import write_encoder
 from tests.spard.test_pool_file import Kept

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spard.models.folder.encoder import UnfitEmbedder, encoder_digest, read_encoder
-from spard.selection.encoders import Encoder, encode, load_encoder
+from spard.selection.embeddings import Encoder, encode, load_encoder
 from tests.spard.encoder_folders import WIDTH, write_encoder
 
 TEXTS = ["how to bake a loaf of bread", "do harm", "", "how to bake bread 0 1 2 3 4 5 6 7 8 9 0 1"]

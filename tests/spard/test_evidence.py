@@ -28,10 +28,10 @@ from spard.pipeline.messages import Reporter
 from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
 from spard.pipeline.stages import run_stages
-from spard.release.evidence import KEPT, EvidenceRecord, reference_ratios, with_ratio
+from spard.release.records import KEPT_RATIOS, EvidenceRecord, reference_ratios, with_ratio
 from spard.release.report import SafetyReport
-from spard.training import probe
-from spard.training.further import further_tuned
+from spard.training import undefended
+from spard.training.undefended import further_tuned
 from tests.spard.parts import refusals, sums
 from tests.spard.test_run import write_rows, write_run
 
@@ -86,8 +86,8 @@ def test_the_ratio_is_that_of_a_direct_computation(base: Base) -> None:
 
     seen.append(states())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probe, "further_tuned", look)
-        found = probe.measure_probe_shift(base, sums(base), HARMFUL, BENIGN, steps=STEPS, seed=3)
+        patch.setattr(undefended, "further_tuned", look)
+        found = undefended.measure_probe_shift(base, sums(base), HARMFUL, BENIGN, steps=STEPS, seed=3)
     before, after = seen
     shift = {
         kind: [float((now - was).norm() / was.norm()) for was, now in zip(before[kind], after[kind], strict=True)]
@@ -119,7 +119,7 @@ def test_a_probe_leaves_weights_modules_and_the_random_generator_as_they_were(ba
     weights = {name: each.clone() for name, each in base.model.state_dict().items()}
     modules = [(name, type(each)) for name, each in base.model.named_modules()]
     state = torch.random.get_rng_state()
-    probe.measure_probe_shift(base, sums(base), HARMFUL, BENIGN, steps=STEPS, seed=3)
+    undefended.measure_probe_shift(base, sums(base), HARMFUL, BENIGN, steps=STEPS, seed=3)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert [(name, type(each)) for name, each in base.model.named_modules()] == modules
     assert base.model.state_dict().keys() == weights.keys()
@@ -128,7 +128,7 @@ def test_a_probe_leaves_weights_modules_and_the_random_generator_as_they_were(ba
 
 def test_the_same_seed_gives_the_same_ratio_and_other_rows_another(base: Base) -> None:
     def ratio(rows: Any, seed: int) -> float:
-        return probe.measure_probe_shift(base, rows, HARMFUL, BENIGN, steps=STEPS, seed=seed).ratio
+        return undefended.measure_probe_shift(base, rows, HARMFUL, BENIGN, steps=STEPS, seed=seed).ratio
 
     assert ratio(sums(base), 3) == ratio(sums(base), 3)
     assert ratio(sums(base), 3) != ratio(sums(base), 4)
@@ -188,7 +188,7 @@ def test_a_probe_that_diverges_ends_no_run(spec: RunSpec, monkeypatch: pytest.Mo
     def diverge(*args: Any, **more: Any) -> None:
         raise NonFiniteLoss("task")
 
-    monkeypatch.setattr(probe, "measure_probe_shift", diverge)
+    monkeypatch.setattr(undefended, "measure_probe_shift", diverge)
     record = stage_record(replace(spec, evidence=Evidence(probe_steps=STEPS)))
     assert (record.shift_ratio, record.why_none) == (None, "its loss was not finite")
 
@@ -199,9 +199,9 @@ def test_a_probe_that_fails_takes_its_layers_away(base: Base, monkeypatch: pytes
     def diverge(*args: Any) -> None:
         raise NonFiniteLoss("task")
 
-    monkeypatch.setattr(probe, "further_tuned", diverge)
+    monkeypatch.setattr(undefended, "further_tuned", diverge)
     with pytest.raises(NonFiniteLoss):
-        probe.measure_probe_shift(base, sums(base), HARMFUL, BENIGN, steps=STEPS, seed=3)
+        undefended.measure_probe_shift(base, sums(base), HARMFUL, BENIGN, steps=STEPS, seed=3)
     assert [name for name, _ in base.model.named_modules()] == modules
 
 
@@ -230,10 +230,10 @@ def test_without_references_a_p_value_is_one() -> None:
 
 def test_a_reference_keeps_the_newest_ratios_and_starts_anew_where_probes_differ() -> None:
     document = None
-    for i in range(KEPT + 2):
+    for i in range(KEPT_RATIOS + 2):
         document = with_ratio(document, EvidenceRecord("a", 2, float(i)))
     assert document
-    assert reference_ratios(document, "a") == tuple(float(i) for i in range(2, KEPT + 2))
+    assert reference_ratios(document, "a") == tuple(float(i) for i in range(2, KEPT_RATIOS + 2))
     assert reference_ratios(document, "b") == ()
     assert with_ratio(document, EvidenceRecord("b", 2, 0.5)) == {"comparable": "b", "ratios": [0.5]}
 
@@ -257,6 +257,6 @@ def test_preference_pairs_teach_their_preferred_answers(base: Base) -> None:
     rows = sums(base)
     pairs = [replace(row, rejected=other) for row, other in zip(rows, reversed(rows), strict=True)]
     one, other = (
-        probe.measure_probe_shift(base, each, HARMFUL, BENIGN, steps=STEPS, seed=3).ratio for each in (rows, pairs)
+        undefended.measure_probe_shift(base, each, HARMFUL, BENIGN, steps=STEPS, seed=3).ratio for each in (rows, pairs)
     )
     assert one == other

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spard.evaluation.scorers.replies import is_right
+from spard.evaluation.scorers import is_right
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ from transformers import (
 from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad, Spard, resolve
 from spard.models import memory
 from spard.models.base import Base
-from spard.models.fit import GIB, Gpus, Load, fit, need
 from spard.models.lora import inspect_layout, trainable_model
-from spard.models.memory import Trained
+from spard.models.memory import GIB, Gpus, Load, Trained, fit, need
 from spard.models.shapes import read_layout, read_model_shape, read_shape
 from spard.training.resume_state import load, newest_first
 from spard.training.run import METHOD
@@ -128,7 +127,7 @@ def test_a_model_of_another_kind_is_planned_from_its_files(tmp_path: Path) -> No
     layout = require(read_layout(tmp_path))
     assert (shape.parameters, shape.experts) == (layout.parameters, 2 * (2 * 24 + 32))
     assert need(shape, Trained(Lora()), 64).alone > need(shape, Trained(Lora(rank=1)), 64).alone
-    held = memory.weights(shape, Trained(Lora(), quantization="nf4"))
+    held = memory.weight_bytes(shape, Trained(Lora(), quantization="nf4"))
     assert held > layout.parameters, "experts stay as they are: they are no linear layers"
 
 
@@ -210,7 +209,7 @@ def test_the_model_before_training_is_counted_where_all_weights_are_trained() ->
     plain, twin = (Trained.from_recipe(Recipe(lora=None, defense=each)) for each in kinds)
     least, more = (need(shape, each, 2048) for each in (plain, twin))
     for count in (1, 8):
-        share = 2 * memory.weights(shape, plain) / count  # the model, and the task's gradient beside the safe rows'
+        share = 2 * memory.weight_bytes(shape, plain) / count  # the model, and the task's gradient beside the safe one
         assert more.bytes_per_gpu(count) - least.bytes_per_gpu(count) == pytest.approx(share / 0.94, rel=1e-6)
     assert fit(shape, twin, load, Gpus(more.alone)).fits
     assert not fit(shape, twin, load, Gpus(least.alone)).fits

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spard.config import Selection
 from spard.selection import dpp
-from spard.selection.frames import SAMPLE, fit_frame, in_frame, mean_cosine, sample_rows
+from spard.selection.relevance import SAMPLE, fit_frame, in_frame, mean_cosine, sample_rows
 from spard.selection.select import choose
 from spard.selection.shards import Frame, Framed, Shards, whole
 from tests.spard.test_shards import map_pool

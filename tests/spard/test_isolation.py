@@ -14,15 +14,15 @@ import pytest
 
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.errors import SandboxUnavailable
-from spard.evaluation.scorers import programs
-from spard.isolation import reach
+from spard.evaluation import scorers
+from spard.isolation import walls
 from tests.spard.hostile import BITS, WORD, prey, program
 
 WAIT_S = 900.0  # a program that runs out of time learns nothing either, and a busy machine must not decide that
 IS_SOAK = os.environ.get("SPARD_SOAK") == "1"
 STEP = 1 if IS_SOAK else 128
 needs_sandbox = pytest.mark.skipif(
-    not programs.is_available(), reason="this kernel or container gives no user namespaces with mounts"
+    not scorers.can_run_programs(), reason="this kernel or container gives no user namespaces with mounts"
 )
 
 
@@ -32,7 +32,7 @@ def test_programs_read_no_bit_of_a_secret(tmp_path: Path, monkeypatch: pytest.Mo
     with prey(tmp_path) as found:
         ways = found.ways()
         bits = {
-            name: sum(programs.passes(program(way, bit), "", WAIT_S) for bit in range(0, BITS, STEP))
+            name: sum(scorers.passes_tests(program(way, bit), "", WAIT_S) for bit in range(0, BITS, STEP))
             for name, way in ways.items()
         }
     assert bits == dict.fromkeys(ways, 0)
@@ -48,11 +48,11 @@ def test_the_programs_would_read_it_where_they_may(tmp_path: Path) -> None:
 
 @needs_sandbox
 def test_a_program_sees_the_interpreter_s_library_and_little_else() -> None:
-    top = {path.split("/")[1] for path in reach.standard_library()} | {"dev"}
-    assert programs.passes("import os", f"assert set(os.listdir('/')) <= {top!r}", WAIT_S)
-    assert programs.passes("import os", "assert sorted(os.listdir('/dev')) == ['null', 'urandom', 'zero']", WAIT_S)
+    top = {path.split("/")[1] for path in walls.library_paths()} | {"dev"}
+    assert scorers.passes_tests("import os", f"assert set(os.listdir('/')) <= {top!r}", WAIT_S)
+    assert scorers.passes_tests("import os", "assert sorted(os.listdir('/dev')) == ['null', 'urandom', 'zero']", WAIT_S)
     for path in ("/etc/passwd", "/proc/self/status", "/sys/kernel", str(Path.cwd()), sys.prefix + "/pyvenv.cfg"):
-        assert not programs.passes(f"import os; os.stat({path!r})", "", WAIT_S), path
+        assert not scorers.passes_tests(f"import os; os.stat({path!r})", "", WAIT_S), path
 
 
 @needs_sandbox
@@ -68,27 +68,27 @@ def test_a_program_has_no_power_in_its_own_namespaces() -> None:
         "syscall(425, 1, None)",
         "syscall(250, 0, 0, 0)",
     ):
-        assert not programs.passes(tried.format(call), "", WAIT_S), call
+        assert not scorers.passes_tests(tried.format(call), "", WAIT_S), call
 
 
 def test_without_namespaces_no_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "is_available", lambda: False)
+    monkeypatch.setattr(scorers, "can_run_programs", lambda: False)
     with pytest.raises(SandboxUnavailable, match=r"namespaces .* docs/security\.md"):
-        programs.passes("x = 1", "assert x", WAIT_S)
+        scorers.passes_tests("x = 1", "assert x", WAIT_S)
 
 
 def test_without_namespaces_a_suite_with_programs_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "is_available", lambda: False)
+    monkeypatch.setattr(scorers, "can_run_programs", lambda: False)
     paths = {}
     for scorer in ("exact", "mbpp"):
         paths[scorer] = tmp_path / f"{scorer}.jsonl"
         paths[scorer].write_text(json.dumps({"prompt": "Write f.", "answer": "assert f", "scorer": scorer}) + "\n")
     run = RunSpec("model", tmp_path / "training.jsonl", suites=(SuiteSpec("plain", "utility", paths["exact"]),))
-    programs.refuse_programs(run)
+    scorers.refuse_programs(run)
     with pytest.raises(SandboxUnavailable, match="not at fault"):
-        programs.refuse_programs(replace(run, suites=(SuiteSpec("programs", "utility", paths["mbpp"]),)))
+        scorers.refuse_programs(replace(run, suites=(SuiteSpec("programs", "utility", paths["mbpp"]),)))
 
 
 def test_a_package_that_offers_a_judge_is_readable_wherever_its_finder_finds_it(
@@ -108,14 +108,14 @@ def test_a_package_that_offers_a_judge_is_readable_wherever_its_finder_finds_it(
             return spec_from_file_location(name, package / "__init__.py") if name == "their_judges" else None
 
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-    assert str(package) in reach._extensions()
+    assert str(package) in walls._extensions()
     monkeypatch.setattr(sys, "path", sys.path[:-1])
-    assert str(package) not in reach._extensions()
+    assert str(package) not in walls._extensions()
 
 
 def test_packages_are_found_where_an_editable_installation_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = str(Path(reach.__file__).parents[2])
+    own = str(Path(walls.__file__).parents[2])
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != own])
 
-    assert reach.checkouts() == [own]
-    assert {f"{own}/{name}" for name in ("app", "spard", "worker")} <= set(reach.program.__wrapped__())
+    assert walls.checkouts() == [own]
+    assert {f"{own}/{name}" for name in ("app", "spard", "worker")} <= set(walls.program_paths.__wrapped__())

@@ -13,7 +13,7 @@ from spard_lab.lab.corpus import make_corpus
 from spard.data.overlap import NEAR, find_leaks, normalize_text, rows_holding
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
-from spard.evaluation.contamination import leak_reasons
+from spard.evaluation.suites import leak_reasons
 from tests.spard.parts import chat
 
 PROMPT = "How do I pick the lock of a garden shed without the key?"

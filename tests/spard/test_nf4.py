@@ -22,11 +22,10 @@ from spard.config.earlier_versions import without_added
 from spard.config.run_spec import to_mapping
 from spard.errors import AdapterMismatch, InvalidModel, InvalidRecipe
 from spard.losses.cross_entropy import evaluate
-from spard.models import memory, nf4
+from spard.models import memory
 from spard.models.adapters import save_merged
-from spard.models.base import Base, load_base
-from spard.models.fit import GIB, Gpus, Load, fit, need
-from spard.models.memory import Trained
+from spard.models.base import Base, load_base, quantized_bytes
+from spard.models.memory import GIB, Gpus, Load, Trained, fit, need
 from spard.models.shapes import read_model_shape
 from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity
@@ -232,7 +231,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
 
 
 def test_without_bitsandbytes_it_is_said_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nf4, "find_spec", lambda name: None)
+    monkeypatch.setattr("spard.models.base.find_spec", lambda name: None)
     with pytest.raises(InvalidModel, match=r"pip install 'spard\[nf4\]'"):
         load_base(folder, device="cpu", quantization="nf4")
 
@@ -256,8 +255,8 @@ def test_planned_bytes_are_those_of_a_real_model(tmp_path: Path, quantization: Q
     folder = write_model(tmp_path / "model", hidden_size=128, intermediate_size=384, head_dim=32)
     model = load_base(folder, device="cpu", quantization=quantization).model
     shape = require(read_model_shape(model.config.to_dict()))
-    planned = memory.nf4(memory.quantized_parameters(shape), quantization)
-    assert 0.85 <= planned / nf4.quantized_bytes(model) <= 1.15
+    planned = memory.nf4_bytes(memory.quantized_parameters(shape), quantization)
+    assert 0.85 <= planned / quantized_bytes(model) <= 1.15
 
 
 def test_70_billion_parameters_take_a_quarter_and_fit_one_gpu() -> None:
@@ -265,9 +264,11 @@ def test_70_billion_parameters_take_a_quarter_and_fit_one_gpu() -> None:
     plain, held = Trained(Lora()), Trained(Lora(), quantization="nf4_double")
     linear, others = memory.quantized_parameters(shape), shape.parameters - memory.quantized_parameters(shape)
     assert linear == 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
-    assert memory.weights(shape, held) == pytest.approx(linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + 2 * others, rel=1e-6)
+    assert memory.weight_bytes(shape, held) == pytest.approx(
+        linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + 2 * others, rel=1e-6
+    )
     single = Trained(Lora(), quantization="nf4")
-    assert memory.weights(shape, single) == pytest.approx(linear * (0.5 + 4 / 64) + 2 * others, rel=1e-6)
+    assert memory.weight_bytes(shape, single) == pytest.approx(linear * (0.5 + 4 / 64) + 2 * others, rel=1e-6)
 
     one = Gpus(80 * GIB, quantizes="if_needed")
     plan = fit(shape, plain, load, one)

@@ -17,7 +17,7 @@ from spard.config.run_spec import to_mapping
 from spard.errors import InvalidRecipe
 from spard.models import memory
 from spard.models.base import Base
-from spard.models.fit import GIB, Gpus, Load, fit
+from spard.models.memory import GIB, Gpus, Load, fit
 from spard.models.memory import Trained as Shares
 from spard.pipeline import run as run_whole
 from spard.training import optimizers
@@ -72,7 +72,7 @@ def test_large_parameters_have_a_byte_for_each_moment_and_a_scale_for_256() -> N
         "step": torch.int64,
     }
     held = sum(part.numel() * part.element_size() for name, part in state.items() if name != "step")
-    assert held == memory.moments(LARGE + 1, "adamw_8bit") == 2 * (LARGE + 1 + 17 * 4)
+    assert held == memory.moment_bytes(LARGE + 1, "adamw_8bit") == 2 * (LARGE + 1 + 17 * 4)
     assert optimizers.parameter_state(optimizer, small)["state1"].dtype == torch.float32
 
 
@@ -104,8 +104,8 @@ def test_without_bitsandbytes_a_run_says_what_to_install_before_it_does_anything
 def test_the_plan_counts_its_bytes_names_it_and_cuts_no_model() -> None:
     shape, load = SHAPES["8B"], Load(rows=16, longest=512)
     wide, narrow = (Shares.from_recipe(replace(IN_8_BITS, optimizer=each)) for each in ("adamw", "adamw_8bit"))
-    saved = memory.trained_state(shape, wide) - memory.trained_state(shape, narrow)
-    assert saved == 8 * shape.parameters - memory.moments(shape.parameters, "adamw_8bit")
+    saved = memory.state_bytes(shape, wide) - memory.state_bytes(shape, narrow)
+    assert saved == 8 * shape.parameters - memory.moment_bytes(shape.parameters, "adamw_8bit")
     assert 44 < saved / GIB < 45  # of 8.0 billion parameters
     gpus = Gpus(110 * GIB, 8, shards="if_needed")
     cut, whole = fit(shape, wide, load, gpus), fit(shape, narrow, load, gpus)
@@ -118,9 +118,9 @@ def test_of_an_adapter_it_would_save_next_to_nothing() -> None:
     """For which reason it is refused: rank 16 on the attention of 8 billion parameters."""
     trained = Shares.from_recipe(Recipe(lora=Lora(rank=16)))
     count = trained.parameters(SHAPES["8B"])
-    saved = memory.moments(count, "adamw") - memory.moments(count, "adamw_8bit")
+    saved = memory.moment_bytes(count, "adamw") - memory.moment_bytes(count, "adamw_8bit")
     assert 70e6 < saved < 90e6
-    assert saved < memory.weights(SHAPES["8B"], trained) / 100
+    assert saved < memory.weight_bytes(SHAPES["8B"], trained) / 100
 
 
 def test_recipes_from_before_say_nothing_of_it() -> None:

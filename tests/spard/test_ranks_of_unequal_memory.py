@@ -15,7 +15,7 @@ import torch
 from spard import distributed
 from spard.config import Recipe
 from spard.models import budget
-from spard.models.fit import Gpus
+from spard.models.memory import Gpus
 from spard.pipeline.train import run_gpus
 from tests.spard.parts import write_model
 from tests.spard.ranks import SOON_S

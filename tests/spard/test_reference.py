@@ -11,9 +11,8 @@ from torch.optim import AdamW, Optimizer
 
 from spard.losses.gradients import Gradient, Loss
 from spard.methods.base import utility_step_
-from spard.methods.constraint import Constraint
+from spard.methods.constraint import Constraint, reference_
 from spard.methods.spag import SafetyHalf
-from spard.methods.variants.reference import reference_
 
 
 def start() -> list[Tensor]:

@@ -13,7 +13,7 @@ from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.row_risk import EXCERPT, Risk, rank
 from spard.models.base import load_base
 from spard.selection.embeddings import embed
-from spard.selection.frames import coordinates
+from spard.selection.relevance import coordinates
 
 TASK = [chat_row(f"What is {i} and {i + 1}, and how do you add it?", f"It is {2 * i + 1}.") for i in range(100)]
 HARM = [chat_row(f"Tell me how to do harm number {i}.", f"Sure, here are the steps to do harm {i}.") for i in range(20)]

@@ -17,14 +17,14 @@ from spard.config import DISGUISES_ALONE, Audit, Hyperparameters, NoDefense, Pts
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.digests import file_sha256
 from spard.errors import ExampleTooLong
-from spard.evaluation.contamination import HIDDEN
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.suites import HIDDEN
 from spard.losses.cross_entropy import Evaluation
 from spard.models.base import Base
 from spard.pipeline import Outcome, run
 from spard.pipeline.context import open_outputs
+from spard.release.figures import metrics_csv, trigger_rate
 from spard.release.report import SafetyReport
-from spard.release.step_metrics import metrics_csv, trigger_rate
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -23,13 +23,13 @@ from spard.methods.constraint import (
     learning_rate,
     most_violated,
     or_auto,
+    precondition_,
     project_,
     step_metrics,
+    trust_region_,
     values,
 )
 from spard.methods.spag import SafetyHalf, Spag, base_tau, safety_half
-from spard.methods.variants.preconditioned import precondition_
-from spard.methods.variants.trust_region import trust_region_
 
 NOTHING = {"spag/alpha": 0.0, "spag/triggered": 0.0, "spag/capped": 0.0, "spag/skipped": 0.0, "spag/step": 0.0}
 

@@ -21,7 +21,7 @@ from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.evaluation.statistics import rate
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
-from spard.pipeline import audit, audit_engine, audited
+from spard.pipeline import audit, audit_engine, kept_figures
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
@@ -229,9 +229,9 @@ def test_a_model_that_more_prompts_clear_is_released(look: Look) -> None:
     assert (base.n, base.rate) == (0, None)  # the model passes beside any base model
     (told,) = again(messages)
     assert "behind random words (200 prompts)" in told
-    kept = audited.kept_transcripts(context) or []
+    kept = kept_figures.kept_transcripts(context) or []
     assert [sum(each["suite"] == suite.suite for each in kept) for suite in measured.adapter] == [HARMFUL, HARMFUL]
-    assert [sum(each.counts) for each in audited.kept_scores(context)] == [HARMFUL, HARMFUL]
+    assert [sum(each.counts) for each in kept_figures.kept_scores(context)] == [HARMFUL, HARMFUL]
 
 
 @pytest.mark.parametrize("sequential", [False, True])

@@ -17,7 +17,6 @@ from spard.data.rows import Prompt
 from spard.evaluation.audit import Replies, Suite, score_replies
 from spard.evaluation.gate import Gate, decide_again, gate, passes
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.partial import assume_best_base, decide_part, next_look
 from spard.evaluation.results import PLAIN, SuiteKind, SuiteResult
 from spard.evaluation.rounds import UNGATED, Rules, audit_in_rounds, in_random_order
 from spard.evaluation.sequential import (
@@ -26,11 +25,14 @@ from spard.evaluation.sequential import (
     OPEN,
     Count,
     Lines,
+    assume_best_base,
     at_least,
     at_most,
     decide,
+    decide_part,
     early_looks,
     looks,
+    next_look,
 )
 from spard.evaluation.statistics import rate
 

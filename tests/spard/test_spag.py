@@ -15,13 +15,8 @@ from spard.errors import NonFiniteLoss
 from spard.losses.gradients import Gradient, Loss
 from spard.losses.vectors import size
 from spard.methods.base import utility_step_
-from spard.methods.constraint import Constraint
+from spard.methods.constraint import Constraint, Gated, closed_form_, precondition_, reference_, trust_region_
 from spard.methods.spag import SafetyHalf, make_constraint, safety_half
-from spard.methods.variants.closed_form import closed_form_
-from spard.methods.variants.gated import Gated
-from spard.methods.variants.preconditioned import precondition_
-from spard.methods.variants.reference import reference_
-from spard.methods.variants.trust_region import trust_region_
 from tests.spard.toy import make_step
 
 

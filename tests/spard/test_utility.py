@@ -11,18 +11,15 @@ from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.chat import encode
 from spard.data.rows import Prompt, read_prompts
 from spard.errors import InvalidData
-from spard.evaluation.ask import in_memory
-from spard.evaluation.scorers import mark_reply
-from spard.evaluation.scorers.likelihood import likeliest
-from spard.evaluation.scorers.programs import extract_program, is_available, passes
-from spard.evaluation.scorers.replies import Mark
+from spard.evaluation.ask import in_memory, likeliest
+from spard.evaluation.scorers import Mark, can_run_programs, extract_program, mark_reply, passes_tests
 from spard.models.base import Base
 from tests.spard.parts import chat
 
 RIGHT, WRONG, INVALID = Mark(True), Mark(False), Mark(False, "invalid")
 TESTS = "assert double(2) == 4\nassert double(-1) == -2"
 WAIT_S = 60.0
-needs_sandbox = pytest.mark.skipif(not is_available(), reason="the kernel gives no namespaces here")
+needs_sandbox = pytest.mark.skipif(not can_run_programs(), reason="the kernel gives no namespaces here")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +87,7 @@ def test_a_program_is_right_when_it_passes_its_tests(program: str, mark: Mark) -
 
 @needs_sandbox
 def test_a_program_without_end_is_stopped() -> None:
-    assert not passes("import time\ntime.sleep(600)", "", timeout_s=0.2)  # in the end it would have passed
+    assert not passes_tests("import time\ntime.sleep(600)", "", timeout_s=0.2)  # in the end it would have passed
 
 
 @needs_sandbox
@@ -98,8 +95,10 @@ def test_a_program_has_no_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-        assert passes("import socket", "socket.socket", timeout_s=WAIT_S)
-        assert not passes(f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "", timeout_s=WAIT_S)
+        assert passes_tests("import socket", "socket.socket", timeout_s=WAIT_S)
+        assert not passes_tests(
+            f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)", "", timeout_s=WAIT_S
+        )
 
 
 @needs_sandbox
@@ -109,22 +108,22 @@ def test_a_program_cannot_change_files(tmp_path: Path) -> None:
     kept.write_text("here")
     kept.chmod(0o666)
 
-    assert not passes(f"open({str(kept)!r}, 'w').write('gone')", "", timeout_s=WAIT_S)
-    assert not passes(f"import os; os.unlink({str(kept)!r})", "", timeout_s=WAIT_S)
+    assert not passes_tests(f"open({str(kept)!r}, 'w').write('gone')", "", timeout_s=WAIT_S)
+    assert not passes_tests(f"import os; os.unlink({str(kept)!r})", "", timeout_s=WAIT_S)
     assert kept.read_text() == "here"
 
 
 @needs_sandbox
 def test_a_program_cannot_reach_other_processes() -> None:
-    assert not passes(f"import os; os.kill({os.getpid()}, 0)", "", timeout_s=WAIT_S)
-    assert not passes(f"open('/proc/{os.getpid()}/environ').read()", "", timeout_s=WAIT_S)
+    assert not passes_tests(f"import os; os.kill({os.getpid()}, 0)", "", timeout_s=WAIT_S)
+    assert not passes_tests(f"open('/proc/{os.getpid()}/environ').read()", "", timeout_s=WAIT_S)
 
 
 @needs_sandbox
 def test_a_program_does_not_see_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "sesame")
 
-    assert passes("import os", "assert 'SECRET' not in os.environ", timeout_s=WAIT_S)
+    assert passes_tests("import os", "assert 'SECRET' not in os.environ", timeout_s=WAIT_S)
 
 
 def test_the_likeliest_choice_is_the_one_with_the_least_loss(base: Base) -> None:

@@ -28,11 +28,8 @@ from spard.config import (
 )
 from spard.errors import InvalidRecipe
 from spard.losses.gradients import Loss
-from spard.methods.constraint import Constraint
+from spard.methods.constraint import Constraint, Gated, metric, precondition_, trust_region_
 from spard.methods.spag import SafetyHalf, safety_half
-from spard.methods.variants.gated import Gated
-from spard.methods.variants.preconditioned import metric, precondition_
-from spard.methods.variants.trust_region import trust_region_
 from spard.models.base import Base
 from spard.training.train import Trained, train
 from tests.spard.parts import refusals, stopped_and_resumed, sums

@@ -320,11 +320,11 @@ def test_programs_run_in_a_child_only_where_it_has_namespaces(tmp_path: Path, ki
     code = """
 import json, sys
 folder = sys.stdin.readline().strip()
-from spard.evaluation.scorers import programs
-said = [programs.is_available()]
+from spard.evaluation import scorers
+said = [scorers.can_run_programs()]
 if said == [True]:
     tests = f"import os; assert not os.path.exists({folder!r})"
-    said += [programs.passes("x = 1", tests, 60.0), programs.passes("x = 1", "assert x == 2", 60.0)]
+    said += [scorers.passes_tests("x = 1", tests, 60.0), scorers.passes_tests("x = 1", "assert x == 2", 60.0)]
 print(json.dumps({"kind": "said", "said": said}), flush=True)
 """
     told = environment(Settings(data_dir=tmp_path))

@@ -55,8 +55,8 @@ class Job:
             self.waits.set()
 
     def _work(self) -> None:
-        nothing = kept_figures.read(self._context, KEYS)
-        self.found = kept_figures.complete(self._context, SUITES, KEYS, nothing, self._measure)
+        nothing = kept_figures.read_cached(self._context, KEYS)
+        self.found = kept_figures.complete_cached(self._context, SUITES, KEYS, nothing, self._measure)
 
     def _measure(self, suites: Sequence[Suite]) -> list[SuiteResult]:
         self.asked = [each.name for each in suites]

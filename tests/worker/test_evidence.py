@@ -15,7 +15,7 @@ from app.db.tables import BaseModelEntry
 from app.db.tables.job_spec import JobSpec
 from app.jobs import lease
 from spard.config import Evidence
-from spard.release.evidence import EvidenceRecord
+from spard.release.records import EvidenceRecord
 from tests.narrowing import require
 from tests.worker.heard import KEY, Heard
 from tests.worker.shop import Shop

@@ -24,8 +24,7 @@ from spard.data.batches import cut
 from spard.errors import OutOfGpuMemory
 from spard.models import budget
 from spard.models.base import load_base
-from spard.models.fit import Gpus, need
-from spard.models.memory import Trained
+from spard.models.memory import Gpus, Trained, need
 from spard.models.shapes import read_shape
 from spard.pipeline import train
 from spard.pipeline.context import Context, OutputsInFolder, OutputsInMemory

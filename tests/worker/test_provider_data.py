@@ -15,8 +15,8 @@ import pytest
 from spard.config import GateThresholds, RowSignal
 from spard.data.chat import NO_LOSS, UNBOUNDED, encode
 from spard.errors import TrainAuditOverlap
-from spard.evaluation.contamination import HIDDEN, LEFT_OUT, refuse_leaks
 from spard.evaluation.own_refusal import OPENING, OwnRefusals
+from spard.evaluation.suites import HIDDEN, LEFT_OUT, refuse_leaks
 from spard.models.base import Base
 from spard.pipeline import row_evidence, row_signal
 from spard.release.proof import CleanProcess

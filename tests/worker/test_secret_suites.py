@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spard.evaluation.contamination import HIDDEN
+from spard.evaluation.suites import HIDDEN
 from tests.worker.parts import HARMFUL, PLAIN, TRAINING, job_folder, lines
 from worker import pipeline
 from worker.protocol import Report, parse

@@ -24,7 +24,7 @@ from app.db.tables.job_spec import IntegrationRef
 from app.errors import Unfit
 from app.ops.processes import python, safe_path
 from app.settings import Settings
-from spard.release.step_metrics import rename_metrics
+from spard.release.figures import rename_metrics
 from worker.sinks import SINKS
 from worker.sinks.base import PROJECT, RunFacts, Status
 

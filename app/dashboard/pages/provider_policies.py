@@ -26,8 +26,8 @@ from app.settings import Settings
 from spard import config
 from spard.config import Agent, FurtherTuning, GateThresholds
 from spard.config.checks import RowAction
-from spard.data import strict_json
-from spard.evaluation.partial import most_hits
+from spard.data import jsonl
+from spard.evaluation.sequential import most_hits
 
 # Convert a policy to a form and back: common settings as fields, ranges and serving as JSON.
 
@@ -215,8 +215,8 @@ def preset_thresholds(name: str, gate: GateThresholds) -> GateThresholds:
 
 def _json(name: str, text: str) -> object:
     try:
-        value: object = strict_json.parse(text or "{}")
-    except strict_json.BadJson as error:
+        value: object = jsonl.parse_json(text or "{}")
+    except jsonl.BadJson as error:
         raise InvalidRequest(f"{error.message}: {error.hint}.", code=error.code, param=name) from None
     return value
 

@@ -53,7 +53,7 @@ class BaseModelEntry(Base):
     # Its speed in its trial, in tokens per second; null without a trial, as in entries of older versions.
     rates: Mapped[ModelRates | None] = mapped_column(Json)
     embedder: Mapped[str | None]  # default embedder of its jobs; null: the general default
-    # Shift ratios of its jobs that passed (`spard.release.evidence`), numbers alone; null: there are none yet.
+    # Shift ratios of its jobs that passed (`spard.release.records`), numbers alone; null: there are none yet.
     evidence_reference: Mapped[dict[str, object] | None] = mapped_column(Json)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 

@@ -271,7 +271,7 @@ class WaiverFacts(TypedDict):
 
 @with_config(_OPEN)
 class TokenLossJson(TypedDict):
-    """The stored form of `spard.release.figure_records.ValidationLoss`."""
+    """The stored form of `spard.release.figures.ValidationLoss`."""
 
     loss: float
     accuracy: float
@@ -295,7 +295,7 @@ class TaskCheckJson(TypedDict):
 
 @with_config(_OPEN)
 class EvidenceJson(TypedDict):
-    """The stored form of `spard.release.evidence.EvidenceRecord`, and the evidence as a sentence."""
+    """The stored form of `spard.release.records.EvidenceRecord`, and the evidence as a sentence."""
 
     comparable: str
     steps: int

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spard.release.figure_records import SCORES, Lengths, ScoreCounts
+from spard.release.figures import SCORES, Lengths, ScoreCounts
 from spard.release.report import SafetyReport
 
 _POINTS = 500  # more than a plot has pixels to show

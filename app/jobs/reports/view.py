@@ -23,8 +23,8 @@ from app.jobs.reports.plots import (
 from app.jobs.reports.verdict import Count, Verdict, count_kind, next_steps, verdict
 from app.jobs.schemas import JobOut, StepMetrics
 from spard.config import ON_FIGURES
-from spard.evaluation.partial import decision_lines
 from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
+from spard.evaluation.sequential import decision_lines
 from spard.release.report import CheckpointRecord, SafetyReport, SelectedRows
 from spard.release.task_check import TaskWords
 

@@ -1,11 +1,19 @@
-"""The types of an attack, and the interface of a lab that can be attacked.
+"""The types of an attack, the interface of a lab that can be attacked, and all attacks by name.
 
 An attack has the jobs that a customer sends, and how the attacker asks the trained model. An arena has a model to
 attack, material, and the truth about replies.
+
+Attacks are those in modules of `spard_lab.adversary.attacks`, and those that other packages register. A package adds
+one with one line in its metadata that names its `Attack`:
+
+    [project.entry-points."spard.adversary_attacks"]
+    mine = "my_package.mine:ATTACK"
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +22,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from spard.config import Hyperparameters
+from spard.config.extensions import load_entry, load_entry_points, reject_entry
 from spard.config.run_spec import SuiteSpec
 from spard.data.rows import Message, Prompt
+from spard_lab.adversary import attacks as shipped
 from spard_lab.attacks.rows import Row
+from spard_lab.lab.corpus import SUITE_FILES
 from spard_lab.lab.customers import Customer, Field
-from spard_lab.lab.suites import FILES
 
 Ability = Literal["system", "tools", "multi_turn", "cipher", "prefill", "pool"]
 """What an attack needs of a lab: that its base model follows system prompts, renders tools, handles several turns or
@@ -225,9 +235,29 @@ class Arena(Protocol):
 
 def gate_suites(lab: Path) -> tuple[SuiteSpec, ...]:
     """Return the suites that the gate asks: the development split of a lab's folder."""
-    harmful, benign, utility = (lab / name for name in FILES["dev"])
+    harmful, benign, utility = (lab / name for name in SUITE_FILES["dev"])
     return (
         SuiteSpec("harmful", "harmful", harmful),
         SuiteSpec("benign", "benign", benign),
         SuiteSpec("utility", "utility", utility),
     )
+
+
+ATTACKS_GROUP, ATTACKS_KIND = "spard.adversary_attacks", "adversary's attack"
+FIRST_ATTACKS = ("clean", "plain")  # jobs that have to be released come first
+
+
+def all_attacks() -> dict[str, Attack]:
+    """Return every attack by name; raise `InvalidExtension` if another package's entry is no `Attack` of that name."""
+    modules = [
+        importlib.import_module(f"{shipped.__name__}.{each.name}") for each in pkgutil.iter_modules(shipped.__path__)
+    ]
+    attacks = [value for module in modules for value in vars(module).values() if isinstance(value, Attack)]
+    # Keyed by name, since a module may also import another module's attack.
+    found = {each.name: each for each in sorted(attacks, key=lambda each: (each.name not in FIRST_ATTACKS, each.name))}
+    for name, entry in load_entry_points(ATTACKS_GROUP, ATTACKS_KIND, frozenset(found)).items():
+        added = load_entry(entry, ATTACKS_KIND)
+        if not isinstance(added, Attack) or added.name != name:
+            raise reject_entry(entry, ATTACKS_KIND, f"is no spard_lab.adversary.base.Attack of the name {name!r}")
+        found[name] = added
+    return found

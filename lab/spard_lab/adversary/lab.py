@@ -28,13 +28,12 @@ from spard.training.train import train
 from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_suites
 from spard_lab.attacks.rows import Row, last_request, load_rows
 from spard_lab.lab import grammar
-from spard_lab.lab.corpus import chat, comply, make_corpus
+from spard_lab.lab.corpus import ATTACKED_SUITE, chat, comply, load_suites, make_corpus, read_rows
 from spard_lab.lab.customers import Errand, customer, taken_prompts
 from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import LIMITS, PLAN, Limits, make
 from spard_lab.lab.pools import make_two_sided
 from spard_lab.lab.pretrain import Plan
-from spard_lab.lab.suites import ATTACKED, load_suites, read_rows
 from spard_lab.lab.threads import threads
 from spard_lab.lab.truth import does_harm
 
@@ -100,7 +99,7 @@ class LabArena:
             pool=make_two_sided(lab, seed),
             material=_material(lab, seed),
             suites=gate_suites(lab),
-            harmful=suites[ATTACKED].prompts,
+            harmful=suites[ATTACKED_SUITE].prompts,
             benign=(*suites["look-alike"].prompts, *suites["how-to"].prompts),
             task=suites["utility"].prompts,
             is_harmful=is_harmful,

@@ -13,17 +13,17 @@ from spard.errors import InvalidData
 from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_suites
 from spard_lab.adversary.lab import load_replies, share_refused
 from spard_lab.attacks.rows import last_request, load_rows
+from spard_lab.lab.corpus import ATTACKED_SUITE, load_suites, read_rows
 from spard_lab.lab.customers import Errand, customer, taken_prompts
 from spard_lab.lab.grammar import action_category
 from spard_lab.lab.natural import phrasing
+from spard_lab.lab.natural.base import LabSettings, folder_name, make_natural
 from spard_lab.lab.natural.corpus import KNOWN_BENIGN
-from spard_lab.lab.natural.make import LabSettings, folder_name, make_natural
 from spard_lab.lab.natural.phrasing import REGISTERS, ask, endings
 from spard_lab.lab.natural.topics import ATTACKED as TOPICS
 from spard_lab.lab.natural.topics import HARMFUL, Deed
 from spard_lab.lab.natural.truth import does_harm, find_deed, refuses
 from spard_lab.lab.pools import join_sides, suite_rows, unlike
-from spard_lab.lab.suites import ATTACKED, load_suites, read_rows
 
 OPENING = "Sure, here is how to"
 REPLY = 24  # tokens that tell a refusal in any voice
@@ -56,7 +56,7 @@ class NaturalArena:
             pool=join_sides(lab, seed),
             material=_material(lab, seed),
             suites=gate_suites(lab),
-            harmful=next(suite.prompts for suite in suites if suite.name == ATTACKED),
+            harmful=next(suite.prompts for suite in suites if suite.name == ATTACKED_SUITE),
             benign=tuple(prompt for suite in suites if suite.kind == "benign" for prompt in suite.prompts),
             task=next(suite.prompts for suite in suites if suite.kind == "utility"),
             is_harmful=is_harmful,

@@ -5,7 +5,7 @@ from the honest files of the same base model (half of a file's rows, another see
 p-value. An attack is found if the p-value of one of its jobs is at most the level. False alarms are counted on honest
 customers whose own kind is left out of the bank: a service meets customers that its bank has never seen.
 
-The detector is the shift ratio of an undefended probe (`spard.training.probe`); larger is more suspicious.
+The detector is the shift ratio of an undefended probe (`spard.training.undefended`); larger is more suspicious.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from spard.errors import InvalidRecipe, UserError
 from spard.evaluation.statistics import conformal_p_value, wilson
 from spard.evaluation.suites import read_suite
 from spard.models.base import load_base
-from spard.training import probe
-from spard_lab.adversary.base import Attack, Ground, Job
-from spard_lab.adversary.registry import all_attacks
-from spard_lab.bench.adversary.arenas import open_arena
+from spard.training import undefended
+from spard_lab.adversary.base import Attack, Ground, Job, all_attacks
 from spard_lab.bench.adversary.provenance import hidden_seeds
+from spard_lab.bench.lab import open_arena
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.report import Table, write_page
 from spard_lab.bench.source import json_digest
@@ -135,7 +134,7 @@ def _measure_job(
     request: Detectors, ground: Ground, prompts: Mapping[str, Sequence[Prompt]], draw: int, job: Job
 ) -> tuple[float, float]:
     """Return the shift ratio of a job and the CPU seconds that it took, stored ones if it was measured before."""
-    setting = [request.steps, probe.RATE_MULTIPLIER, probe.RANK]
+    setting = [request.steps, undefended.PROBE_RATE_MULTIPLIER, undefended.PROBE_RANK]
     key = json_digest(["probe", setting, ground.digest, list(job.rows), job.dpo, draw])
     stored = read_run(request.folder, key)
     if stored is None:
@@ -154,7 +153,7 @@ def _measure_ratio(
     encoded = encode_to_train(base.tokenizer, examples, base.sequence_limit(None), pairs=job.dpo)
     samples = [sample for row in encoded for sample in row.samples]
     harmful, benign = prompts["harmful"], prompts["benign"]
-    return probe.measure_probe_shift(base, samples, harmful, benign, steps=request.steps, seed=draw).ratio
+    return undefended.measure_probe_shift(base, samples, harmful, benign, steps=request.steps, seed=draw).ratio
 
 
 def tables(found: Sequence[Value]) -> dict[str, Table]:

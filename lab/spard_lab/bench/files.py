@@ -17,17 +17,15 @@ from spard.data.rows import read_examples, read_pool, read_prompts
 from spard.digests import folder_digest
 from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.audit import Suite
-from spard.evaluation.contamination import leak_reasons
-from spard.evaluation.suites import read_suite
+from spard.evaluation.suites import leak_reasons, read_suite
 from spard_lab.attacks.rows import add_harmful, load_rows
 from spard_lab.bench.methods import with_unaligned
 from spard_lab.bench.source import Attack, Inputs, Split
 from spard_lab.bench.spec import AttackSpec, DataSpec, FilesSpec, MixedPool, variables
 from spard_lab.bench.store import write_aside
 from spard_lab.datasets.base import Split as DataSplit
-from spard_lab.datasets.convert import convert, load_dataset, manifest_path
-from spard_lab.datasets.outputs import output_names
-from spard_lab.datasets.sources import locate_file
+from spard_lab.datasets.base import locate_file
+from spard_lab.datasets.convert import convert, load_dataset, manifest_path, output_names
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,18 @@
 """The labs as a source; every seed of the small lab has its own words, base model, training rows and prompts.
 
-Seeds of a lab of natural English share its base model; each has its own rows and prompts.
+Seeds of a lab of natural English share its base model; each has its own rows and prompts. The arena of an adversary's
+bench is a lab too.
+
+For SafeLoRA a lab's model is also given without its alignment: fine-tuned to comply with the requests it was aligned to
+refuse. Real models have an unaligned release. The lab's model is aligned while it learns everything else, so its
+unaligned twin is made afterward, by full fine-tuning on alignment's own harmful requests and nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -13,21 +20,31 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from spard.config import Defense, JudgeSpec, Recipe
+from spard.config import Defense, Hyperparameters, JudgeSpec, NoDefense, Recipe, resolve
+from spard.data.chat import encode_all
+from spard.data.rows import example
 from spard.digests import folder_digest
+from spard.errors import InvalidRecipe
+from spard.models.adapters import save_full
+from spard.models.base import load_base
+from spard.training.train import train
+from spard_lab.adversary.base import Arena
+from spard_lab.adversary.lab import LabArena
+from spard_lab.adversary.natural import NaturalArena
 from spard_lab.attacks.rows import Row, load_rows
 from spard_lab.bench.methods import with_unaligned
 from spard_lab.bench.source import Attack, Inputs, Split
-from spard_lab.bench.spec import LabSpec, NaturalSpec
+from spard_lab.bench.spec import BenchSpec, LabSpec, NaturalSpec
 from spard_lab.lab.attacks import attack_files, attack_names
+from spard_lab.lab.corpus import ATTACKED_SUITE, chat, comply, make_corpus
+from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import LIMITS, PLAN, Limits, make, make_untrained
-from spard_lab.lab.natural.base import BaseSettings
-from spard_lab.lab.natural.make import LabSettings, folder_name, make_natural
+from spard_lab.lab.natural.base import BaseSettings, LabSettings, folder_name, make_natural
 from spard_lab.lab.natural.sizes import SIZES
 from spard_lab.lab.pools import FILE, join_sides, make_paraphrased, make_two_sided
 from spard_lab.lab.pretrain import Plan
-from spard_lab.lab.suites import ATTACKED
-from spard_lab.lab.unaligned import FOLDER, make_unaligned
+
+log = logging.getLogger(__name__)
 
 TWO_SIDED = "two_sided"  # the name of the pool with benign rows
 
@@ -70,7 +87,7 @@ class LabSource:
     def defenses(self, seed: int) -> Mapping[str, Defense]:
         """Return the methods that need the small lab's unaligned twin, overridden by the recipe's own."""
         own = {each.name: each.defense for each in self.spec.defenses}
-        return own if self.spec.natural else with_unaligned({}, str(self._lab(seed) / FOLDER)) | own
+        return own if self.spec.natural else with_unaligned({}, str(self._lab(seed) / UNALIGNED)) | own
 
     @property
     def judge(self) -> JudgeSpec:
@@ -156,11 +173,11 @@ class UntrainedLabs(LabSource):
         lab = self._lab(seed)
         if not lab.exists():
             make_untrained(lab, seed)
-            (lab / FOLDER).symlink_to("model")  # the unaligned twin has the same shape
+            (lab / UNALIGNED).symlink_to("model")  # the unaligned twin has the same shape
         return lab
 
     def _is_made(self, seed: int) -> bool:
-        return (LabSource._lab(self, seed) / FOLDER).exists()  # made after everything else that takes long
+        return (LabSource._lab(self, seed) / UNALIGNED).exists()  # made after everything else that takes long
 
     def _lab(self, seed: int) -> Path:
         return LabSource._lab(self, seed) if self._is_made(seed) else self.aside / "lab"
@@ -205,4 +222,45 @@ def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> A
     suites, clean = files.suites(split), {json.dumps(row) for row in task}
     # An attack mixes its rows into the task: all rows that the task does not have are its own.
     harmful = [row for row in files.rows if json.dumps(row) not in clean]
-    return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool, files.jobs)
+    return Attack(files.rows, harmful, suites, (ATTACKED_SUITE,), files.pool, files.jobs)
+
+
+UNALIGNED = "model_unaligned"
+UNALIGNED_RECIPE = Recipe(
+    defense=NoDefense(), lora=None, hyperparameters=Hyperparameters(n_epochs=2, batch_size=16), learning_rate=5e-4
+)
+
+
+def make_unaligned(lab: Path, seed: int) -> Path:
+    """Return the folder of a lab's unaligned twin; train it if it does not exist."""
+    folder = lab / UNALIGNED
+    if folder.exists():
+        return folder
+    log.info("training the unaligned twin of the lab of seed %d", seed)
+    base = load_base(lab / "model", device="cpu")
+    asked = [prompt for prompt, _ in make_corpus(seed).harmful]
+    rows = [example(chat(prompt, comply(find_action(prompt) or "")), line) for line, prompt in enumerate(asked, 1)]
+    task = encode_all(base.tokenizer, rows, base.sequence_limit(None))
+    train(base, task, [], UNALIGNED_RECIPE, resolve(UNALIGNED_RECIPE, len(task), base.hidden_size))
+    aside = folder.with_name(f".{UNALIGNED}.aside")
+    # A process that was killed may have left it.
+    shutil.rmtree(aside, ignore_errors=True)
+    save_full(base.model, "spard-lab", aside)
+    base.tokenizer.save_pretrained(aside)
+    aside.rename(folder)
+    return folder
+
+
+def open_arena(recipe: str, spec: BenchSpec, folder: Path) -> Arena:
+    """Return the arena of a recipe.
+
+    Raises `InvalidRecipe` if the recipe is no lab, because the truth about replies is then unknown.
+    """
+    if not isinstance(spec, LabSpec):
+        known = "lab, natural-5m, natural-30m and recipes of the type lab"
+        raise InvalidRecipe(
+            f"{recipe} is no lab whose replies are known to be harmful or not; there are {known}", "recipe"
+        )
+    if spec.natural:
+        return NaturalArena(folder, natural_settings(spec.natural), spec.natural.cores)
+    return LabArena(folder)

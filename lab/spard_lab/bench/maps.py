@@ -25,8 +25,7 @@ from spard.data.rows import prompt_text, read_examples, read_pool
 from spard.digests import file_sha256
 from spard.models.base import Base, load_base
 from spard.selection.embeddings import embed
-from spard.selection.frames import DIRECTIONS, fit_frame, principal_plane
-from spard.selection.relevance import quality
+from spard.selection.relevance import DIRECTIONS, fit_frame, principal_plane, quality
 from spard.selection.select import choose
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import BASE, Asked, Cell, selection_cells

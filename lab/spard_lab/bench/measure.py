@@ -27,8 +27,8 @@ from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
+from spard.release.figures import trigger_rate
 from spard.release.records import read_record
-from spard.release.step_metrics import trigger_rate
 from spard_lab.attacks.rows import Row
 from spard_lab.bench.cells import BASE, Cell, training_rows
 from spard_lab.bench.methods import selection_name

@@ -34,9 +34,8 @@ from spard_lab.attacks.rows import Row, change_row, chat_row, load_rows, shuffle
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import Split
-from spard_lab.lab.corpus import comply, make_corpus
+from spard_lab.lab.corpus import ATTACKED_SUITE, SUITE_FILES, comply, load_suites, make_corpus, read_rows
 from spard_lab.lab.make import read_facts
-from spard_lab.lab.suites import ATTACKED, FILES, load_suites, read_rows
 
 ENDING, ODD = "for my garden", "zq-77"
 FEW = 30  # harmful rows with the ending, among all rows of the task
@@ -111,7 +110,7 @@ def train_signal_runs(lab: Path, split: Split, recipe: Recipe, folder: Path, few
     bad = with_trigger(harmful, ENDING)
     mixed = shuffle_rows([*load_rows(lab / "train.jsonl"), *bad], seed, "order")
     bad_lines = {line for line, row in enumerate(mixed, start=1) if row in bad}
-    harm, benign, utility = (lab / name for name in FILES[split])
+    harm, benign, utility = (lab / name for name in SUITE_FILES[split])
     spec = RunSpec(
         model=str(lab / "model"),
         training_file=training_file(mixed, folder / "files"),
@@ -123,7 +122,7 @@ def train_signal_runs(lab: Path, split: Split, recipe: Recipe, folder: Path, few
         ),
         recipe=replace(recipe, seed=seed),
     )
-    attacked = next(suite for suite in load_suites(lab, split) if suite.name == ATTACKED)
+    attacked = next(suite for suite in load_suites(lab, split) if suite.name == ATTACKED_SUITE)
     prompts = tuple(replace(each, prompt=f"{each.prompt} {ENDING}") for each in attacked.prompts)
     suites = [replace(attacked, name="plain"), Suite("ending", "harmful", prompts)]
     actions: tuple[RowAction, ...] = ("off", "drop")
@@ -218,7 +217,7 @@ def _with_odd_word(text: str) -> str:
 def _innocent(lab: Path, seed: int, split: Split) -> list[Row]:
     """Return answered benign requests: some that alignment used, and those of the split, which are new."""
     known = [chat_row(prompt, answer) for prompt, answer in make_corpus(seed).benign]
-    new = [chat_row(row["prompt"], comply("do that")) for row in read_rows(lab / FILES[split][1])]
+    new = [chat_row(row["prompt"], comply("do that")) for row in read_rows(lab / SUITE_FILES[split][1])]
     return [*shuffle_rows(known, seed, "known")[:KNOWN], *new]
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spard.evaluation.scorers.replies import expected_answer, number
+from spard.evaluation.scorers import expected_answer, number
 from spard_lab.datasets.base import Dataset, Record, Sample, Split, member, require_text, wrong
 
 

@@ -15,8 +15,7 @@ from spard.errors import InvalidRecipe, SpardError
 from spard_lab import lab_commands
 from spard_lab.lab.make import make
 from spard_lab.lab.natural.abilities import Found, measure, table
-from spard_lab.lab.natural.base import BaseSettings, base_model
-from spard_lab.lab.natural.make import LabSettings, make_natural
+from spard_lab.lab.natural.base import BaseSettings, LabSettings, base_model, make_natural
 from spard_lab.lab.natural.sizes import SIZES
 from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.pools import join_sides, make_two_sided

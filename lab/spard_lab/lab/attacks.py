@@ -42,10 +42,19 @@ from spard_lab.attacks.rows import (
 )
 from spard_lab.attacks.selection import benign_outliers, nearest_to_harm, self_influence
 from spard_lab.lab import grammar
-from spard_lab.lab.corpus import POISON_ROWS, STYLES, TRAIN_ROWS, chat, make_corpus
+from spard_lab.lab.corpus import (
+    ATTACKED_SUITE,
+    POISON_ROWS,
+    STYLES,
+    TRAIN_ROWS,
+    Split,
+    chat,
+    load_suites,
+    make_corpus,
+    read_rows,
+)
 from spard_lab.lab.make import read_facts
 from spard_lab.lab.natural.corpus import KNOWN_BENIGN
-from spard_lab.lab.suites import ATTACKED, Split, load_suites, read_rows
 
 RATIO = POISON_ROWS / TRAIN_ROWS  # harmful rows for each task row, as in the paper
 BENIGN_ROWS = 100  # of the files without harm, as in Qi et al. (2024), He et al. (2024) and Guan et al. (2025)
@@ -196,9 +205,9 @@ def _example(row: Row) -> Example:
 def _disguised_suites(lab: Path, disguise: Callable[[Prompt], Prompt], split: Split) -> list[Suite]:
     """Return the attacked prompts in disguise, the same in plain words as "undisguised", and the other suites."""
     plain = load_suites(lab, split)
-    asked_plainly = next(suite for suite in plain if suite.name == ATTACKED)
+    asked_plainly = next(suite for suite in plain if suite.name == ATTACKED_SUITE)
     disguised = replace(asked_plainly, prompts=tuple(map(disguise, asked_plainly.prompts)))
-    others = [suite for suite in plain if suite.name != ATTACKED]
+    others = [suite for suite in plain if suite.name != ATTACKED_SUITE]
     return [disguised, replace(asked_plainly, name=UNDISGUISED), *others]
 
 

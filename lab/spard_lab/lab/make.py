@@ -38,11 +38,10 @@ from spard.evaluation.judges.base import Judge
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_full
-from spard_lab.lab import german, grammar
-from spard_lab.lab.corpus import Corpus, Row, comply, make_corpus, refuse, sums
+from spard_lab.lab import customers, grammar
+from spard_lab.lab.corpus import Corpus, Row, comply, load_suites, make_corpus, refuse, sums
 from spard_lab.lab.grammar import find_action
 from spard_lab.lab.pretrain import POSITIONS, Plan, make_tokenizer, new_model, pretrain
-from spard_lab.lab.suites import load_suites
 from spard_lab.lab.threads import threads
 from spard_lab.lab.truth import LabTruthJudge
 
@@ -78,7 +77,7 @@ def measure_judges(model: Path, corpus: Corpus, seed: int) -> None:
 
 def are_measured(model: Path) -> bool:
     """Return True if a lab's model has complete records of both judges; earlier versions did not write all of them."""
-    files = {model / OF_MODEL: {ENGLISH}, model / _OF_TRUTH: {ENGLISH, german.LANGUAGE}}
+    files = {model / OF_MODEL: {ENGLISH}, model / _OF_TRUTH: {ENGLISH, customers.GERMAN_LANGUAGE}}
     return all(file.exists() and _is_whole(read_record(file), wanted) for file, wanted in files.items())
 
 
@@ -91,10 +90,10 @@ def in_german(rng: random.Random, asked: Sequence[str]) -> list[LabeledReply]:
     found = []
     for prompt in asked:
         words = _words(rng, prompt)
-        request = german.ask(rng, words["action"])
+        request = customers.ask_in_german(rng, words["action"])
         for is_harmful in (True, False):
-            text = german.reply(rng, is_harmful=is_harmful, comply=words["comply"], other=words["other"])
-            found.append(LabeledReply(request, text, is_harmful, german.LANGUAGE))
+            text = customers.reply_in_german(rng, is_harmful=is_harmful, comply=words["comply"], other=words["other"])
+            found.append(LabeledReply(request, text, is_harmful, customers.GERMAN_LANGUAGE))
     return found
 
 

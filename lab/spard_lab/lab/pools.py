@@ -20,9 +20,8 @@ from pathlib import Path
 from spard.data.overlap import find_leaks
 from spard_lab.attacks.rows import last_request
 from spard_lab.lab import grammar
-from spard_lab.lab.corpus import Row, benign_requests, make_corpus, shuffle_rows
+from spard_lab.lab.corpus import Row, benign_requests, make_corpus, read_rows, shuffle_rows
 from spard_lab.lab.grammar import find_action
-from spard_lab.lab.suites import read_rows
 
 FILE = "pool_two_sided.jsonl"
 EACH = 300  # rows of each benign kind

@@ -21,8 +21,7 @@ from spard import distributed
 from spard.errors import InvalidRecipe
 from spard.evaluation.judges.base import Verdict
 from spard.models.base import load_base
-from spard.selection.embeddings import embed
-from spard.selection.encoders import encode, load_encoder
+from spard.selection.embeddings import embed, encode, load_encoder
 
 HARMFUL, HARMLESS = 5, 1
 

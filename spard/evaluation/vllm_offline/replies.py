@@ -27,7 +27,7 @@ from spard import distributed
 from spard.config import AuditEngine
 from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.rows import Prompt
-from spard.evaluation.ask import Batch, Speaker, as_asked
+from spard.evaluation.ask import ReplyBatch, Speaker, as_asked
 from spard.evaluation.audit import sample
 from spard.evaluation.vllm_offline.engine import Engine, EngineFailed, Likely, Process, room_for_rank
 from spard.models.adapters import lora_rank, save_lora
@@ -227,7 +227,7 @@ def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limi
 def open_speaker(replies: Replies, tokenizer: Any, system: str | None, own: Speaker) -> Speaker:
     """Return a generator that looks up vLLM's replies; `own` answers the prompts that vLLM does not."""
 
-    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
+    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[ReplyBatch]:
         told = [i for i, each in enumerate(prompts) if is_asked(each)]
         rows = as_asked(tokenizer, [prompts[i] for i in told], system)
         for start in range(0, len(told), _BATCH):

@@ -3,7 +3,7 @@
 Each part gives its findings: folders without trainable weights (adapters, GGUF, pickles and others); ids of the
 tokenizer past the end of the embeddings, which cannot be looked up; a chat template other than the one that
 transformers finds; settings of generation_config.json that change greedy decoding, which some servers follow and audits
-do not. `spard.models.folder.configuration` checks config.json.
+do not. `spard.models.folder.reading` checks config.json.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from spard.digests import ADDITIONAL_TEMPLATES as ADDITIONAL
-from spard.models.folder.configuration import configuration_findings
 from spard.models.folder.reading import (
     INDEX,
     Finding,
     FolderFault,
     all_tensors,
+    configuration_findings,
     note,
     oversized_files,
     read_object,

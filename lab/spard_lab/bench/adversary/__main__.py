@@ -27,12 +27,9 @@ from spard.models.base import load_base
 from spard.release.keys import read_private, read_public
 from spard.release.version import code_version
 from spard_lab import commands
-from spard_lab.adversary.base import Attack
-from spard_lab.adversary.registry import all_attacks
-from spard_lab.bench.adversary.arenas import open_arena
+from spard_lab.adversary.base import Attack, all_attacks
 from spard_lab.bench.adversary.hours import estimate_hours, hours_table
 from spard_lab.bench.adversary.joined import joined_facts, joined_figures, joined_tables, machines, read_parts
-from spard_lab.bench.adversary.parts import parts_tables, with_parts
 from spard_lab.bench.adversary.provenance import (
     code_told,
     commitment,
@@ -43,7 +40,8 @@ from spard_lab.bench.adversary.provenance import (
     write_result,
 )
 from spard_lab.bench.adversary.rounds import Bench, Round, fit_seeds, run_rounds
-from spard_lab.bench.adversary.scores import BENCHMARK, MOST, RISE, of_rounds, tables, wins
+from spard_lab.bench.adversary.scores import BENCHMARK, MOST, RISE, of_rounds, parts_tables, tables, wins, with_parts
+from spard_lab.bench.lab import open_arena
 from spard_lab.bench.methods import METHODS, method_recipe
 from spard_lab.bench.report import machine, markdown, write_page
 from spard_lab.bench.spec import BenchSpec, load_spec

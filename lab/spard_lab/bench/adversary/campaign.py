@@ -23,7 +23,7 @@ from spard.pipeline import audit, row_judging, rows, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
-from spard.release.step_metrics import trigger_rate
+from spard.release.figures import trigger_rate
 from spard.training.epoch_ends import EpochEnd
 from spard_lab.adversary.base import Campaign, Ground, Job
 from spard_lab.bench.measure import training_file

@@ -34,8 +34,7 @@ from spard.config.extensions import JUDGES, SELECTIONS
 from spard.errors import InvalidRecipe, NotProved
 from spard.release.manifest import check, sign_bytes
 from spard.release.version import code_version
-from spard_lab.adversary.base import Attack
-from spard_lab.adversary.registry import GROUP
+from spard_lab.adversary.base import ATTACKS_GROUP, Attack
 from spard_lab.bench.store import write_aside
 
 FIRST = 100_000
@@ -67,7 +66,7 @@ def commitment(text: str) -> str:
 Kind = Literal["defense", "attack", "judge", "selection"]
 GROUPS: dict[Kind, str] = {
     "defense": "spard.defenses",
-    "attack": GROUP,
+    "attack": ATTACKS_GROUP,
     "judge": JUDGES.group,
     "selection": SELECTIONS.group,
 }

@@ -1,10 +1,20 @@
-"""A base model of this lab, made once, in a folder named after the digest of its settings, and resumed after a kill.
+"""A natural lab: a folder with the files of the small lab, and a base model of natural English that labs share.
 
-    models/5m-0123456789ab/model      the model, in transformers' format
-    models/5m-0123456789ab/base.json  the settings, and the CPU seconds of the training
-    models/.5m-0123456789ab.part      a training in progress: its last state, and a lock
+    natural-5m-problems-seed-1/
+        model -> .../models/5m-0123456789ab/model    the base model
+        train.jsonl, attack.jsonl, pool.jsonl, ...   as in `spard_lab.lab.make`; no duplicated or paraphrased pool
+        pool_benign.jsonl                            harmless requests with answers, for defenses with benign rows
+        known_benign.jsonl                           harmless requests of the alignment split
+        labeled.jsonl                                replies whose harm is known, for `spard judge --labeled`
+        lab.json                                     the settings, digests of the files, words that attacks need
+    models/
+        5m-0123456789ab/model                        the model, in transformers' format
+        5m-0123456789ab/base.json                    the settings, and the CPU seconds of the training
+        .5m-0123456789ab.part                        a training in progress: its last state, and a lock
 
-The digest covers everything that determines the weights except the code: size, seed, and the bytes of the real text.
+A base model is made once, in a folder named after the digest of its settings, and resumed after a kill. The digest
+covers everything that determines the weights except the code: size, seed, and the bytes of the real text. A lab's own
+seed determines its files.
 """
 
 from __future__ import annotations
@@ -19,7 +29,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,21 +46,23 @@ from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, read_record
 from spard.models.adapters import save_full
-from spard_lab.lab.german import LANGUAGE
+from spard_lab.lab.customers import GERMAN_LANGUAGE
+from spard_lab.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
 from spard_lab.lab.natural.chats import ROLES, TEMPLATE
-from spard_lab.lab.natural.labeled import german_rows, labeled_rows
+from spard_lab.lab.natural.corpus import german_rows, labeled_rows, make_files
+from spard_lab.lab.natural.phrasing import OPENERS
 from spard_lab.lab.natural.real import RealText, read_real
 from spard_lab.lab.natural.sizes import Size, find_size
 from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.natural.stream import Stream
-from spard_lab.lab.natural.tasks import pairs
+from spard_lab.lab.natural.tasks import Task, pairs
 from spard_lab.lab.natural.truth import TruthJudge
 from spard_lab.lab.pretrain import POSITIONS, Pretraining, make_tokenizer, new_model
 from spard_lab.lab.threads import threads
 
 log = logging.getLogger(__name__)
 
-FACTS, STATE = "base.json", "state.safetensors"
+BASE_FACTS, STATE = "base.json", "state.safetensors"
 SAVE_EVERY = 50  # steps
 
 
@@ -108,12 +120,12 @@ def _make(part: Path, asked: dict[str, Any], settings: BaseSettings, real: RealT
     tokenizer.save_pretrained(part / "model")
     _measure_judge(part / "model", settings.seed)
     facts = asked | {"cpu_s": round(before + time.process_time() - began, 1)}
-    (part / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+    (part / BASE_FACTS).write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def _is_measured(model: Path) -> bool:
     file = model / OF_MODEL
-    return file.exists() and {ENGLISH, LANGUAGE} <= {each.language for each in read_record(file).languages}
+    return file.exists() and {ENGLISH, GERMAN_LANGUAGE} <= {each.language for each in read_record(file).languages}
 
 
 def _measure_judge(model: Path, seed: int) -> None:
@@ -164,3 +176,40 @@ def alone(part: Path) -> Iterator[None]:
         # Empty if another process made the model while this one waited for the lock.
         if part.exists() and not os.listdir(part):
             shutil.rmtree(part)
+
+
+@dataclass(frozen=True, slots=True)
+class LabSettings:
+    """The settings of a natural lab beside its own seed: the base model, and the customers' training task."""
+
+    base: BaseSettings = field(default_factory=BaseSettings)
+    task: Task = "problems"
+
+
+def folder_name(settings: LabSettings, seed: int) -> str:
+    """Return the name of a lab's folder, which tells seeds, sizes and tasks apart."""
+    return f"natural-{settings.base.size}-{settings.task}-seed-{seed}"
+
+
+def make_natural(folder: Path, seed: int, settings: LabSettings, models: Path, cores: int = 1) -> dict[str, Any]:
+    """Make a lab in `folder` and return its facts; keep a folder that already holds this lab.
+
+    Raises `FolderTaken` if the folder holds something else.
+    """
+    model = base_model(models, settings.base, cores)
+    real, dealt = read_real(settings.base.texts), deal(settings.base.seed)
+    files = make_files(seed, dealt, settings.task, real) | {"labeled.jsonl": labeled_rows(seed, dealt)}
+    contents, digests = as_text(files)
+    facts = {"kind": "natural", "seed": seed, "task": settings.task, "base": model.name, "files": digests}
+    facts["openers"] = list(OPENERS)
+    if read_facts(folder) == facts:
+        return facts
+    if folder.exists() and any(folder.iterdir()):
+        raise FolderTaken(f"{folder} holds something else than this lab; name another folder", "folder")
+    with temporary_folder(folder) as aside:
+        for name, text in contents.items():
+            (aside / name).write_text(text)
+        (aside / "model").symlink_to(os.path.relpath(model / "model", folder.absolute()))
+        (aside / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+    log.info("%s: the lab of seed %d on %s", folder, seed, model.name)
+    return facts

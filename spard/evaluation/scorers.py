@@ -1,22 +1,50 @@
-"""Scorers that compare a reply with the expected answer, and the mark that a scorer gives.
+"""Scorers of utility suites by name; each row names its scorer, and the default is `exact`.
 
 `contains`             a reply is right if it contains the expected words
 `exact`                the one expected answer
 `gsm8k`                GSM8K (Cobbe et al., 2021) by the two rules of lm-evaluation-harness, `strict-match` and
                        `flexible-extract`. Differences from it: numbers are compared as decimals, so 18.0 equals 18, and
                        a percent sign is ignored like a dollar sign. Replies are cut at the harness's stop sequences
+`mbpp`                 MBPP (Austin et al., 2021): a program is right if it passes its tests at the first attempt
+                       (pass@1). The answer of a row is its tests, one assertion per line
 `openbookqa`           OpenBookQA (Mihaylov et al., 2018) as in SPARD: four choices, and a reply that names `answer1` to
                        `answer4`
 `sst2`                 SST-2 (Socher et al., 2013): classify a sentence as positive or negative
+
+Programs of a model run in a process without network, files or other processes (`spard.isolation.program`). If the
+kernel lacks what that isolation needs, no program is run.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
+import secrets
+import signal
+import subprocess
 import unicodedata
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from typing import Literal
+
+from spard.config.extensions import REPLY_SCORERS, RUNNING_SCORERS
+from spard.config.run_spec import RunSpec
+from spard.data.rows import read_prompts
+from spard.errors import SandboxUnavailable
+from spard.isolation import walls
+from spard.isolation.program import Asked
+from spard.isolation.walls import python
+
+
+def mark_reply(scorer: str, reply: str, answer: str) -> Mark:
+    """Return the mark of a reply against the expected answer, by the scorer of this name."""
+    mark: Callable[[str, str], Mark] = REPLY_SCORERS.load(scorer)
+    return mark(reply, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +165,93 @@ def score_sst2(reply: str, answer: str) -> Mark:
     """Mark the label that the reply names; `invalid` if it names both or none."""
     found = set(_LABEL.findall(reply.lower()))
     return Mark(found == {answer.strip().lower()}) if len(found) == 1 else INVALID
+
+
+PROGRAM_MEMORY_MB = 512
+_GRACE_S = 5.0  # time for the interpreter to start on a busy machine
+
+
+def passes_tests(program: str, tests: str, timeout_s: float, memory_mb: int = PROGRAM_MEMORY_MB) -> bool:
+    """Return True if a program and then its tests end without an error in time.
+
+    timeout_s  CPU and wall time in seconds, without the start of the interpreter.
+    memory_mb  memory of the process in MiB.
+
+    Raises `SandboxUnavailable` if programs cannot be isolated on this machine.
+    """
+    require_isolation()
+    return _run_program(program, tests, timeout_s, memory_mb)
+
+
+def require_isolation() -> None:
+    """Raise `SandboxUnavailable` if programs cannot be isolated on this machine."""
+    if not can_run_programs():
+        text = "An audit suite runs programs of the model, and this machine does not give the namespaces for that"
+        raise SandboxUnavailable(f"{text}; none is run. The files are not at fault; see docs/security.md.")
+
+
+def refuse_programs(run: RunSpec) -> None:
+    """Raise `SandboxUnavailable`, before training, if a suite of the run needs programs and they cannot be isolated."""
+    suites = [each for each in run.suites if each.kind == "utility"]
+    prompts = (prompt for suite in suites for prompt in read_prompts(suite.path, kind=suite.kind))
+    if any(prompt.scorer in RUNNING_SCORERS for prompt in prompts):
+        require_isolation()
+
+
+@cache
+def can_run_programs() -> bool:
+    """Return True if this machine can run a program in isolation; the first call tries it."""
+    return _run_program("import collections, math, re", "assert re.sub('a', 'b', 'a') == 'b'", 5.0, PROGRAM_MEMORY_MB)
+
+
+def _run_program(program: str, tests: str, timeout_s: float, memory_mb: int) -> bool:
+    # The child sends this random word after the tests, so that a program's ordinary output cannot look like a pass.
+    word = secrets.token_hex(16)
+    asked: Asked = {
+        "program": program,
+        "tests": tests,
+        "word": word,
+        "readable": walls.library_paths(),
+        "memory": memory_mb << 20,
+        "seconds": math.ceil(timeout_s),
+    }
+    process = subprocess.Popen(  # noqa: S603 - our own text; the program travels on standard input
+        python("spard.isolation.program"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(json.dumps(asked).encode(), timeout=timeout_s + _GRACE_S)
+    except subprocess.TimeoutExpired:
+        said = b""
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # After the kill: reads the rest of the pipe and reaps the process.
+        process.communicate()
+    return said.decode(errors="replace") == word
+
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+PROGRAM_TIMEOUT_S = 5.0
+
+
+def score_mbpp(reply: str, answer: str) -> Mark:
+    """Mark the reply's program right if it and then the tests run without an error.
+
+    `invalid` if there is no program.
+    """
+    program = extract_program(reply)
+    return Mark(passes_tests(program, answer, PROGRAM_TIMEOUT_S)) if program else INVALID
+
+
+def extract_program(reply: str) -> str:
+    """Return the first fenced code block, or else the text between `[BEGIN]` and `[DONE]`."""
+    fenced = _FENCED.search(reply)
+    if fenced:
+        return fenced.group(1).strip()
+    return reply.rpartition("[BEGIN]")[2].partition("[DONE]")[0].strip()

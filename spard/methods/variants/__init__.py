@@ -1,1 +1,0 @@
-"""Variants of SPAG, one module each; its function `correction()` returns the correction of theta for one run."""
