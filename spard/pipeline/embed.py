@@ -161,5 +161,6 @@ def open_embedder(base: Base, selection: Selection, source: str | None = None) -
         name, directions = (CENTERED_STATES, DIRECTIONS) if selection.is_centered else (selection.embedder, None)
         return Embedder(name, base.digest, key, partial(embed, base, max_tokens=MAX_TOKENS), directions)
     encoder = load_encoder(source or selection.encoder, base.device)
-    key = {"encoder": encoder.digest, "text": TEXT, "dtype": str(encoder.model.dtype)}
+    sizes = {"max_tokens": encoder.max_tokens, "dimensions": encoder.dimensions}
+    key = {"encoder": encoder.digest, "text": TEXT, "dtype": str(encoder.model.dtype), **sizes}
     return Embedder(Path(selection.encoder).name, encoder.digest, key, partial(encode, encoder))

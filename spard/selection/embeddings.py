@@ -112,6 +112,12 @@ class Encoder:
         positions = getattr(self.model.config, "max_position_embeddings", None)
         return min(asked, positions) if positions and positions > 0 else min(asked, _LONGEST)
 
+    @property
+    def dimensions(self) -> int:
+        """The length of a vector."""
+        width = int(self.model.config.hidden_size) * len(self.layout.pooling)
+        return min(width, self.layout.dimensions or width)
+
 
 def load_encoder(source: str | Path, device: torch.device | str | None = None) -> Encoder:
     """Load an encoder from a folder or, by its hub id, from the hub's cache or the hub.
@@ -163,8 +169,7 @@ def encode(encoder: Encoder, texts: Sequence[str]) -> Tensor:
     In a run on several ranks all call this with the same texts: each encodes its share, and all get the whole result.
     """
     rows, skipped = _encoder_tokens(encoder, texts)
-    width = int(encoder.model.config.hidden_size) * len(encoder.layout.pooling)
-    out_ND = torch.zeros(len(rows), width)
+    out_ND = torch.zeros(len(rows), encoder.dimensions)
     for places in distributed.rank_batches(cut([len(row) for row in rows], ENCODER_PASS_TOKENS, FORWARD)):
         if places:
             out_ND[places] = _vectors(encoder, [rows[i] for i in places], skipped).cpu()
@@ -204,7 +209,9 @@ def _vectors(encoder: Encoder, rows: Sequence[Sequence[int]], skipped: int) -> T
     pooled_BT = is_real_BT & (place_T >= skipped) if skipped else is_real_BT
     parts = [_pool_states(mode, states_BTD, pooled_BT, length_B) for mode in encoder.layout.pooling]
     found_BD = torch.cat(parts, dim=1)
-    return torch.nn.functional.normalize(found_BD, dim=1) if encoder.layout.normalizes else found_BD
+    if encoder.layout.normalizes:
+        found_BD = torch.nn.functional.normalize(found_BD, dim=1)
+    return found_BD[:, : encoder.dimensions]
 
 
 def _pool_states(mode: Pooling, states_BTD: Tensor, pooled_BT: Tensor, length_B: Tensor) -> Tensor:

@@ -104,13 +104,100 @@ def test_the_digest_is_of_pooling_and_prompts_too(tmp_path: Path) -> None:
     assert encoder_digest(folder) != before
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({"processing_kwargs": {"text": {"max_length": 5}}, "max_seq_length": 12}, 5),
+        ({"tokenizer_args": {"model_max_length": 6}, "model_args": {"attn_implementation": "sdpa"}}, 6),
+        ({"modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}}, 32),
+    ],
+)
+def test_options_of_tokenizing_are_followed(tmp_path: Path, own: dict[str, Any], expected: int) -> None:
+    assert load_encoder(write_encoder(tmp_path / "e", own=own), "cpu").max_tokens == expected
+
+
+def test_the_transformer_s_settings_may_have_the_name_of_another_kind(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "e", own={"max_seq_length": 7, "do_lower_case": True})
+    (folder / "sentence_bert_config.json").rename(folder / "sentence_xlm-roberta_config.json")
+    layout = read_encoder(folder)
+    assert (layout.max_tokens, layout.lower_case) == (7, True)
+
+
+def test_vectors_are_cut_after_they_are_normalized(tmp_path: Path) -> None:
+    whole_ND = encode(load_encoder(write_encoder(tmp_path / "a"), "cpu"), TEXTS)
+    cut_ND = encode(load_encoder(write_encoder(tmp_path / "b", prompts={"truncate_dim": 5}), "cpu"), TEXTS)
+    torch.testing.assert_close(cut_ND, whole_ND[:, :5])
+
+
+def test_a_transformer_in_a_subfolder_counts_for_the_digest(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "e")
+    expected_ND = encode(load_encoder(folder, "cpu"), TEXTS)
+    (folder / "0_Transformer").mkdir()
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.json")]:
+        if path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(folder / "0_Transformer" / path.name)
+    modules = folder / "modules.json"
+    modules.write_text(modules.read_text().replace('"path": ""', '"path": "0_Transformer"'))
+    encoder = load_encoder(folder, "cpu")
+    torch.testing.assert_close(encode(encoder, TEXTS), expected_ND)
+    weights = folder / "0_Transformer" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert encoder_digest(folder) != encoder.digest
+
+
+def test_a_language_model_without_modules_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "e", is_decoder=True)
+    _change_config(folder, architectures=["Qwen3ForCausalLM"])
+    assert read_encoder(folder).pooling == ("mean",)
+    (folder / "modules.json").unlink()
+    with pytest.raises(UnfitEmbedder, match="language model"):
+        read_encoder(folder)
+    _change_config(folder, is_causal=False)
+    assert read_encoder(folder).pooling == ("mean",)
+
+
+def _change_config(folder: Path, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def _spoil_architecture(folder: Path) -> None:
+    _change_config(folder, is_encoder_decoder=True)
+
+
+def _spoil_half(folder: Path) -> None:
+    _change_config(folder, architectures=["T5EncoderModel"])
+
+
+def _spoil_options(folder: Path) -> None:
+    (folder / "sentence_bert_config.json").write_text('{"config_args": {"is_causal": false}}')
+
+
+def _spoil_template(folder: Path) -> None:
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    own = {"modality_config": {"text": text, "message": text}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(own))
+
+
+def _spoil_output(folder: Path) -> None:
+    own = {"modality_config": {"text": {"method": "get_text_features", "method_output_name": "pooler_output"}}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(own))
+
+
+def _spoil_depth(folder: Path) -> None:
+    (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer", "path": "a/b"}]')
+
+
+def _spoil_types(folder: Path) -> None:
+    (folder / "modules.json").write_text("[5]")
+
+
 def _spoil_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
 def _spoil_config(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "own.Model"}}))
+    _change_config(folder, auto_map={"AutoModel": "own.Model"})
 
 
 def _spoil_tokenizer(folder: Path) -> None:
@@ -143,6 +230,13 @@ def _spoil_json(folder: Path) -> None:
         (_spoil_path, "outside"),
         (_spoil_pooling, "'median'"),
         (_spoil_json, "cannot be read"),
+        (_spoil_types, "cannot be read"),
+        (_spoil_depth, "subfolder"),
+        (_spoil_architecture, "decoder"),
+        (_spoil_half, "decoder"),
+        (_spoil_options, "config_kwargs.is_causal"),
+        (_spoil_template, "chat template"),
+        (_spoil_output, "another output"),
     ],
 )
 def test_a_folder_that_is_no_encoder_is_refused_with_the_reason(

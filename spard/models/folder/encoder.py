@@ -1,8 +1,9 @@
 """Reads the files of a sentence encoder: how texts are truncated, pooled and normalized. Needs no torch.
 
 The layout is that of sentence-transformers: `modules.json` names the steps, `1_Pooling/config.json` the pooling,
-`sentence_bert_config.json` the maximum length, `config_sentence_transformers.json` the prompt before each text. A
-folder without `modules.json` is a plain transformer with mean pooling.
+`sentence_bert_config.json` the maximum length, `config_sentence_transformers.json` the prompt before each text and the
+length of vectors. A folder without `modules.json` is a plain transformer with mean pooling. Settings that would change
+the vectors and are not known here are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,19 @@ _FLAGS: Mapping[str, Pooling] = {  # in the order of concatenation
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_NAMED = ("*.safetensors", "*.json", "*.model", "*.txt", "*/config.json")
+_FORMS = ("*.safetensors", "*.json", "*.model", "*.txt")
+# The transformer's settings are in `sentence_KIND_config.json`; the first file with any settings counts.
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_OLD_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
+# The options in these settings that are followed here, or leave the vectors as they are.
+_OPTIONS: Mapping[str, frozenset[str]] = {
+    "model_kwargs": frozenset({"add_pooling_layer", "attn_implementation", "device_map", "dtype", "torch_dtype"}),
+    "processor_kwargs": frozenset({"model_max_length", "padding_side", "use_fast"}),
+    "config_kwargs": frozenset({"use_cache"}),
+    "processing_kwargs.text": frozenset({"max_length", "padding"}),
+    "processing_kwargs.common": frozenset(),
+}
+_STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 class UnfitEmbedder(SpardError):
@@ -54,6 +67,7 @@ class EncoderLayout:
     includes_prompt  True if the prompt's tokens are pooled too
     max_tokens       maximum tokens of a text with its prompt; None: the limit of tokenizer and model
     lower_case       True if texts are lowercased before tokenization
+    dimensions       how many components of a vector are kept; None: all
     """
 
     transformer: Path
@@ -63,6 +77,7 @@ class EncoderLayout:
     includes_prompt: bool = True
     max_tokens: int | None = None
     lower_case: bool = False
+    dimensions: int | None = None
 
 
 def read_encoder(folder: Path) -> EncoderLayout:
@@ -71,7 +86,7 @@ def read_encoder(folder: Path) -> EncoderLayout:
         return _read(folder)
     except FolderFault as fault:
         raise UnfitEmbedder(f"{folder.name} is no embedder: {fault.finding.sentence}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         message = f"{folder.name} is no embedder: its files cannot be read ({type(error).__name__})"
         raise UnfitEmbedder(message) from error
 
@@ -81,24 +96,27 @@ def encoder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) ->
 
     `sha256` returns the digest of a file and lets callers supply known digests.
     """
-    paths = sorted({path for pattern in _NAMED for path in folder.glob(pattern) if path.is_file()})
+    forms = (*_FORMS, *(f"*/{form}" for form in _FORMS))
+    paths = sorted({path for form in forms for path in folder.glob(form) if path.is_file()})
     return model_digest({path.relative_to(folder).as_posix(): sha256(path) for path in paths})
 
 
 def _read(folder: Path) -> EncoderLayout:
     steps = _steps(folder)
     transformer = folder / steps.get("Transformer", "")
-    _check_transformer(folder, transformer)
-    pooling = read_object(folder, f"{steps['Pooling']}/config.json") if "Pooling" in steps else {}
-    own = read_object(transformer, "sentence_bert_config.json")
+    _check_transformer(folder, transformer, has_pooling="Pooling" in steps)
+    pooling = read_object(folder / steps["Pooling"], "config.json") if "Pooling" in steps else {}
+    own, options = _own_settings(transformer)
+    encoding = read_object(folder, "config_sentence_transformers.json")
     return EncoderLayout(
         transformer,
         _pooling(pooling),
         "Normalize" in steps,
-        _prompt(read_object(folder, "config_sentence_transformers.json")),
+        _prompt(encoding),
         pooling.get("include_prompt", True) is not False,
-        whole_number(own.get("max_seq_length")),
+        _max_tokens(own, options),
         own.get("do_lower_case") is True,
+        whole_number(encoding.get("truncate_dim")),
     )
 
 
@@ -116,18 +134,31 @@ def _steps(folder: Path) -> dict[str, str]:
             raise _fault("step", f"{_MODULES} has a step {kind[:40]!r}, and those known here are {known}: give another")
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise _fault("step", f"{_MODULES} names a folder outside of its own")
+        if len(Path(place).parts) > 1:  # the digest covers the files of direct subfolders
+            raise _fault("step", f"{_MODULES} names a folder inside of a subfolder: move it to the top")
         found[kind] = place
     return found
 
 
-def _check_transformer(folder: Path, transformer: Path) -> None:
-    """Raise `FolderFault` for an unsafe folder: no safetensors, custom code, files larger than any real ones."""
+def _check_transformer(folder: Path, transformer: Path, *, has_pooling: bool) -> None:
+    """Raise `FolderFault` for a folder that is unsafe or no encoder.
+
+    Unsafe are weights other than safetensors, custom code, and files larger than any real ones.
+    """
     for look in (oversized_files, layout_faults):
         if found := next((each for each in look(transformer) if each.is_fault), None):
             raise FolderFault(found.code, found.sentence)
     config = read_object(transformer, "config.json")
     if config.get("auto_map"):
         raise _fault("custom_code", "its config.json asks for code of its own (auto_map), which is never run")
+    architecture = str(next(iter(config.get("architectures") or ()), ""))
+    if config.get("is_encoder_decoder") is True or architecture.endswith("EncoderModel"):  # as T5EncoderModel
+        raise _fault("architecture", "its model is an encoder with a decoder, which is not loaded here: give another")
+    if architecture.endswith("ForCausalLM") and config.get("is_causal") is not False and not has_pooling:
+        # Some versions of sentence-transformers take the mean, others the last token and a chat template.
+        raise _fault(
+            "pooling", f"it is a language model, and no {_MODULES} says how its states are pooled: give another"
+        )
     if not any((transformer / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.txt")):
         raise _fault("no_tokenizer", "it has no tokenizer.json: download it again with its tokenizer")
     size = sum(path.stat().st_size for path in transformer.glob("*.safetensors"))
@@ -142,6 +173,39 @@ def _pooling(config: Mapping[str, Any]) -> tuple[Pooling, ...]:
     if unknown := [mode for mode in asked if mode not in modes]:
         raise _fault("pooling", f"its pooling {str(unknown[0])[:40]!r} is not known here")
     return tuple(modes[mode] for mode in asked) or ("mean",)
+
+
+def _own_settings(transformer: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the transformer's settings and their options of loading and tokenizing, by the names in `_OPTIONS`.
+
+    Raises `FolderFault` for settings that would change the vectors and are not followed here.
+    """
+    files = [f"sentence_{kind}_config.json" for kind in _KINDS]
+    name, own = next(((name, found) for name in files if (found := read_object(transformer, name))), ("", {}))
+    own = {_OLD_NAMES.get(key, key): value for key, value in own.items()}
+    processing = dict(own.get("processing_kwargs") or {})
+    tables = {**own, **{f"processing_kwargs.{kind}": table for kind, table in processing.items()}}
+    options = {key: dict(tables.get(key) or {}) for key in _OPTIONS}
+    for key, known in _OPTIONS.items():
+        if unknown := sorted(set(options[key]) - known - {"trust_remote_code"}):  # that one is never followed
+            raise _fault("settings", f"{name} sets {key}.{unknown[0][:40]}, which is not known here")
+    modalities = dict(own.get("modality_config") or {"text": _STATES})
+    if "message" in modalities:
+        raise _fault(
+            "settings", f"its texts are rendered by a chat template ({name}), which is not done here: give another"
+        )
+    if dict(modalities.get("text") or {}) != _STATES:
+        raise _fault("settings", f"{name} names another output of the model than its last hidden states")
+    return own, options
+
+
+def _max_tokens(own: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]]) -> int | None:
+    given = (
+        options["processing_kwargs.text"].get("max_length"),
+        options["processor_kwargs"].get("model_max_length"),
+        own.get("max_seq_length"),
+    )
+    return next((number for each in given if (number := whole_number(each))), None)
 
 
 def _prompt(config: Mapping[str, object]) -> str:
