@@ -111,5 +111,5 @@ def exists(name: str) -> bool:
 
 def test_the_arm_in_one_piece_has_more_padding_than_ours(tmp_path: Path) -> None:
     rows, model = training.write_rows(tmp_path / "rows.jsonl", 16, 0), write_model(tmp_path / "model")
-    ours, whole = (training._ours(model, rows, 16, is_cut=is_cut) for is_cut in (True, False))
+    ours, whole = (training._ours(arm, model, rows, 16) for arm in ("ours", "one piece"))
     assert whole["padding"] > ours["padding"] >= 0

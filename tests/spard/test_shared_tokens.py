@@ -77,12 +77,13 @@ def test_equal_rows_keep_a_token_of_their_own() -> None:
     assert lengths_seen(model, lambda: final_states(model, ids_BT)) == [(1, 59), (3, 1)]
 
 
+BY_LENGTH: dict[str, Any] = {
+    "original_max_position_embeddings": 64,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+}
 WHOLE = {
     "a window that slides": MistralConfig(**SIZES, sliding_window=12),
-    "angles by the row's length": Phi3Config(
-        **SIZES | {"original_max_position_embeddings": 64},
-        rope_scaling={"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-    ),
+    "angles by the row's length": Phi3Config(**SIZES | BY_LENGTH),
     **RECURRENT,
 }
 
@@ -95,8 +96,10 @@ def test_a_model_that_cannot_share_gets_whole_rows(kind: str) -> None:
 
 def test_a_model_that_keeps_nothing_in_the_cache_gets_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(DynamicCache):
-        def update(self, keys: Tensor, values: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
-            return keys, values
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
+            return key_states, value_states
 
     model, ids_BT = make(CONFIGS["llama"](**SIZES)).eval(), rows()
     expected = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
