@@ -17,6 +17,7 @@ from torch.optim import AdamW
 from spard.config import Hyperparameters, Lora, NoDefense, Recipe, resolve
 from spard.data.batches import batches
 from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.models import forward
 from spard.models.base import Base
 from spard.training.train import train
 from tests.spard.parts import away, chat, mask_and_labels
@@ -30,18 +31,27 @@ RECIPE = Recipe(
     warmup_ratio=0.0,
     seed=SEED,
 )
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+# Norms round gradients to single precision, of shared tokens once for all rows of a pass: in double precision only rows
+# that go through the model alone give the plain loop's losses to more digits.
+TOLERANCE = {(torch.float64, False): 1e-10, (torch.float64, True): 1e-6, (torch.float32, True): 1e-5}
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("dtype", "has_shared"), TOLERANCE)
 @pytest.mark.parametrize(
     "cut",
     [{}, {"pass_tokens": 10**6}, {"pass_tokens": 120}, {"micro_batch_size": 2}],
     ids=lambda cut: str(cut) or "one",
 )
 def test_the_losses_are_those_of_a_plain_loop(
-    load: Callable[..., Base], dtype: torch.dtype, cut: dict[str, Any]
+    load: Callable[..., Base],
+    dtype: torch.dtype,
+    has_shared: bool,
+    cut: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not has_shared:
+        monkeypatch.setattr(forward, "LEAST_SAVED", 2**62)
+    tolerance = TOLERANCE[dtype, has_shared]
     expected, adapter = plain_loop(load(dtype=dtype))
     base = load(dtype=dtype)
     rows = draw_rows(base)
@@ -49,10 +59,9 @@ def test_the_losses_are_those_of_a_plain_loop(
 
     found = train(base, rows, [], recipe, resolve(recipe, len(rows), base.hidden_size))
 
-    assert [each["loss/task"] for each in found.metrics] == pytest.approx(expected, rel=TOLERANCE[dtype])
-    assert away([part.detach() for part in base.model.parameters() if part.requires_grad], adapter) < (
-        100 * TOLERANCE[dtype]
-    )
+    assert [each["loss/task"] for each in found.metrics] == pytest.approx(expected, rel=tolerance)
+    trained = [part.detach() for part in base.model.parameters() if part.requires_grad]
+    assert away(trained, adapter) < 100 * tolerance
 
 
 def draw_rows(base: Base) -> list[Encoded]:
