@@ -4,8 +4,8 @@ The tokens that all rows begin with (a template, a system prompt) go through the
 rows that take longest continue beside the next batch (`join_`) instead of alone. Both need a cache of plain keys and
 values; with any other cache (sliding windows, recurrent states) rows are processed whole and batch by batch. In the
 cache, a row's padding comes between the shared tokens and its own, therefore models that count cache columns
-(`counts_columns`) get whole rows too. Our caches append tokens in place; transformers' own copy everything for each
-token.
+(`counts_columns`) get whole rows too, as do rows that are long enough to change the angles of all their tokens
+(`changes_angles`). Our caches append tokens in place; transformers' own copy everything for each token.
 
 In sampling each row has its own seed: its tokens depend neither on the batch nor on other rows.
 """
@@ -125,6 +125,22 @@ def counts_columns(model: Any) -> bool:
     return bool(has_biases) or "local" in (getattr(config, "attention_layers", None) or ())
 
 
+def changes_angles(model: Any, tokens: int) -> bool:
+    """Return True if a row of so many tokens has other rotary angles than its beginning alone, as long rows of Phi-3.
+
+    Keys and values of the beginning then belong to no such row.
+    """
+    config = model.config.get_text_config()
+    found = getattr(config, "rope_parameters", None) or {}
+    kinds = [found, *(each for each in found.values() if isinstance(each, dict))]  # models may have one per layer type
+    limits = [
+        each.get("original_max_position_embeddings") or config.max_position_embeddings
+        for each in kinds
+        if each.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return any(tokens > limit for limit in limits)
+
+
 def _widen(states_BHTD: Tensor, width: int) -> Tensor:
     return functional.pad(states_BHTD, (0, 0, width - states_BHTD.shape[2], 0))
 
@@ -237,7 +253,7 @@ def prefill(model: Any, rows: Sequence[Sequence[int]]) -> Prefix:
     """Run the tokens that all rows share through the model, if there are enough; every row keeps at least one more."""
     cache = open_cache(model)
     can_share = len(rows) > 1 and is_plain(model) and not counts_columns(model)
-    common = _common(rows) if can_share else []
+    common = _common(rows) if can_share and not changes_angles(model, max(map(len, rows))) else []
     if len(common) < LEAST_SHARED:
         return Prefix([], cache)
     model(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, masking_utils
 
-from spard.models.decoding import counts_columns, is_plain
+from spard.models.decoding import changes_angles, counts_columns, is_plain
 from spard.models.sharding import is_sharded
 
 # Padded tokens that the second, smaller call of the model costs. Measured on a CPU core with 0.4 to 50 million
@@ -54,16 +54,10 @@ def _shared_tokens(model: Any, ids_BT: Tensor) -> int:
     shared = min(int(differs_T.int().argmax()) if differs_T.any() else len(differs_T), len(differs_T) - 1)
     if shared * (len(ids_BT) - 1) < LEAST_SAVED or not is_plain(model):
         return 0
+    if counts_columns(model) or changes_angles(model, ids_BT.shape[1]) or is_sharded(model):
+        return 0
     is_checkpointing = any(getattr(each, "gradient_checkpointing", False) for each in model.modules())
-    needs_whole_rows = is_checkpointing or is_sharded(model) or counts_columns(model) or _turns_by_length(model)
-    return 0 if needs_whole_rows else shared
-
-
-def _turns_by_length(model: Any) -> bool:
-    """Return True if the rotary angles of a token depend on how long its row is, as in Phi-3 with 128,000 positions."""
-    found = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [found, *(each for each in found.values() if isinstance(each, dict))]  # models may have one per layer type
-    return any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
+    return 0 if is_checkpointing else shared
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from spard.config import Lora, Recipe
 from spard.config.defenses.none import NoDefense
 from spard.losses.gradients import gradient
 from spard.models import forward
+from spard.models.decoding import prefill
 from spard.models.forward import final_states
 from spard.models.lora import trainable_model
 from spard.training.compute import OperationCounter
@@ -78,7 +79,7 @@ def test_equal_rows_keep_a_token_of_their_own() -> None:
 
 
 BY_LENGTH: dict[str, Any] = {
-    "original_max_position_embeddings": 64,
+    "original_max_position_embeddings": 48,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
 }
 WHOLE = {
@@ -105,6 +106,18 @@ def test_a_model_that_keeps_nothing_in_the_cache_gets_whole_rows(monkeypatch: py
     expected = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
     monkeypatch.setattr(forward, "DynamicCache", Elsewhere)
     assert away([final_states(model, ids_BT).detach()], [expected.detach()]) < 1e-5
+
+
+def test_long_rows_that_change_their_angles_share_nothing_and_short_ones_do() -> None:
+    """In training and in replies: a beginning that was computed alone has the angles of short rows."""
+    model = make(Phi3Config(**SIZES | BY_LENGTH)).eval()
+    short = rows((47, 45, 41, 43))
+    assert lengths_seen(model, lambda: final_states(model, short)) == [(1, SHARED), (ROWS, 47 - SHARED)]
+    alone = model.get_decoder()(input_ids=short, use_cache=False).last_hidden_state.detach()
+    assert away([final_states(model, short).detach()], [alone]) < 1e-5
+    with torch.no_grad():
+        assert len(prefill(model, short[:, :41].tolist()).tokens) == SHARED
+        assert len(prefill(model, rows((60, 60, 60, 60)).tolist()).tokens) == 0
 
 
 def test_few_shared_tokens_are_not_worth_a_call_of_their_own() -> None:
