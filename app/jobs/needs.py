@@ -19,7 +19,7 @@ from app.jobs.rows import AnyJob
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
 from spard.config.quantization import OFFERED
 from spard.models import memory
-from spard.models.memory import GIB, Gpus, Load, Need, Plan, Trained, fit, need
+from spard.models.memory import GIB, Gpus, Load, Need, Plan, Trained, compute_need, fit
 from spard.models.shapes import Shape, read_shape
 
 
@@ -41,7 +41,7 @@ def least_need(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
         return None
     row_tokens = longest(shape, recipe, 0 if recipe.uses_pool else file_bytes)
     # One row at a time is the least that a micro-batch can be.
-    return need(shape, Trained.from_recipe(recipe), row_tokens, _answers(recipe))
+    return compute_need(shape, Trained.from_recipe(recipe), row_tokens, _answers(recipe))
 
 
 def quantized_weights(source: str, recipe: Recipe) -> int | None:

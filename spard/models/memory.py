@@ -330,7 +330,7 @@ def _is_cuttable(trained: Trained) -> bool:
     return trained.quantization == "none" and trained.optimizer == "adamw"
 
 
-def need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
+def compute_need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
     """Return the least memory of a training whose longest row has `longest` tokens."""
     peak = _peak(shape, trained, longest * answers, checkpointing=True, ranks=1)
     shared = max(0, _split(shape, trained) - 2 * _gathered_bytes(shape, trained))

@@ -26,7 +26,7 @@ from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad,
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.lora import inspect_layout, trainable_model
-from spard.models.memory import GIB, Gpus, Load, Trained, fit, need
+from spard.models.memory import GIB, Gpus, Load, Trained, compute_need, fit
 from spard.models.shapes import read_layout, read_model_shape, read_shape
 from spard.training.resume_state import load, newest_first
 from spard.training.run import METHOD
@@ -126,7 +126,7 @@ def test_a_model_of_another_kind_is_planned_from_its_files(tmp_path: Path) -> No
     shape = require(read_shape(str(tmp_path)))
     layout = require(read_layout(tmp_path))
     assert (shape.parameters, shape.experts) == (layout.parameters, 2 * (2 * 24 + 32))
-    assert need(shape, Trained(Lora()), 64).alone > need(shape, Trained(Lora(rank=1)), 64).alone
+    assert compute_need(shape, Trained(Lora()), 64).alone > compute_need(shape, Trained(Lora(rank=1)), 64).alone
     held = memory.weight_bytes(shape, Trained(Lora(), quantization="nf4"))
     assert held > layout.parameters, "experts stay as they are: they are no linear layers"
 
@@ -189,7 +189,7 @@ def test_more_gpus_than_rows_are_not_asked_for() -> None:
 
 def test_the_least_that_a_job_needs_is_what_a_plan_finds_enough() -> None:
     for name, longest in product(MODELS, LENGTHS):
-        least = need(SHAPES[name], Trained(Lora()), longest)
+        least = compute_need(SHAPES[name], Trained(Lora()), longest)
         enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))
         for safe_tokens in (0, 8192, 64 * longest):
             assert fit(SHAPES[name], Trained(Lora()), Load(16, longest, safe_tokens), enough).fits
@@ -198,7 +198,7 @@ def test_the_least_that_a_job_needs_is_what_a_plan_finds_enough() -> None:
 
 def test_a_gpu_with_exactly_what_is_needed_is_enough_for_safe_batches_and_pairs() -> None:
     for name, longest, answers in product(MODELS, LENGTHS, (1, 2)):
-        least = need(SHAPES[name], Trained(Lora()), longest, answers)
+        least = compute_need(SHAPES[name], Trained(Lora()), longest, answers)
         plan = fit(SHAPES[name], Trained(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone))
         assert (plan.fits, plan.micro_batch_size, plan.pass_tokens) == (True, 1, longest * answers)
         assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone - GIB)).fits
@@ -207,7 +207,7 @@ def test_a_gpu_with_exactly_what_is_needed_is_enough_for_safe_batches_and_pairs(
 def test_the_model_before_training_is_counted_where_all_weights_are_trained() -> None:
     shape, load, kinds = SHAPES["8B"], Load(16, 2048), (Spard(), SafeGrad())
     plain, twin = (Trained.from_recipe(Recipe(lora=None, defense=each)) for each in kinds)
-    least, more = (need(shape, each, 2048) for each in (plain, twin))
+    least, more = (compute_need(shape, each, 2048) for each in (plain, twin))
     for count in (1, 8):
         share = 2 * memory.weight_bytes(shape, plain) / count  # the model, and the task's gradient beside the safe one
         assert more.bytes_per_gpu(count) - least.bytes_per_gpu(count) == pytest.approx(share / 0.94, rel=1e-6)
@@ -219,7 +219,7 @@ def test_the_model_before_training_is_counted_where_all_weights_are_trained() ->
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_the_least_that_a_job_needs_on_several_gpus_is_enough_for_a_plan(count: int) -> None:
     for name, longest in product(MODELS, LENGTHS):
-        least = need(SHAPES[name], Trained(Lora()), longest).bytes_per_gpu(count)
+        least = compute_need(SHAPES[name], Trained(Lora()), longest).bytes_per_gpu(count)
         enough, little = (
             Gpus(int(least * part), count, shards="always") for part in (1.001, 0.99 if count == 2 else 0.8)
         )

@@ -25,7 +25,7 @@ from spard.losses.cross_entropy import evaluate
 from spard.models import memory
 from spard.models.adapters import save_merged
 from spard.models.base import Base, load_base, quantized_bytes
-from spard.models.memory import GIB, Gpus, Load, Trained, fit, need
+from spard.models.memory import GIB, Gpus, Load, Trained, compute_need, fit
 from spard.models.shapes import read_model_shape
 from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity
@@ -291,7 +291,7 @@ def test_the_plan_quantizes_when_it_is_allowed_and_nothing_else_helps() -> None:
 def test_the_least_that_a_job_in_nf4_needs_is_what_a_plan_finds_enough_and_is_not_shared() -> None:
     for name, longest in product(("8B", "70B"), (512, 2048)):
         trained = Trained(Lora(), quantization="nf4_double")
-        least = need(SHAPES[name], trained, longest)
+        least = compute_need(SHAPES[name], trained, longest)
         assert least.bytes_per_gpu(8) == least.alone
         enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))
         assert fit(SHAPES[name], trained, Load(16, longest), enough).fits

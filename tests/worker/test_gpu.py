@@ -24,7 +24,7 @@ from spard.data.batches import cut
 from spard.errors import OutOfGpuMemory
 from spard.models import budget
 from spard.models.base import load_base
-from spard.models.memory import Gpus, Trained, need
+from spard.models.memory import Gpus, Trained, compute_need
 from spard.models.shapes import read_shape
 from spard.pipeline import train
 from spard.pipeline.context import Context, OutputsInFolder, OutputsInMemory
@@ -148,7 +148,7 @@ def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
 ) -> None:
     shape = require(read_shape(str(model)))
-    least = need(shape, Trained(PLAIN.lora), 64)
+    least = compute_need(shape, Trained(PLAIN.lora), 64)
     monkeypatch.setattr(train, "run_gpus", lambda context: Gpus(least.alone))
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
     told = run(folder)
