@@ -2,7 +2,7 @@
 
 Rows of a file mostly begin alike, with the chat template's first tokens and the customer's system prompt. On a CPU
 these tokens go through the model once per pass instead of once per row; states and gradients are the same apart from
-rounding. `python -m benchmarks.training --system 100` measures what that saves.
+rounding. `benchmarks/shared_tokens.py` and `python -m benchmarks.training --system 100` measure what that saves.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from transformers import DynamicCache, masking_utils
 from spard.models.decoding import changes_angles, counts_columns, is_plain
 from spard.models.sharding import is_sharded
 
-# Padded tokens that the second, smaller call of the model costs. Measured on a CPU core with 0.4 to 50 million
-# parameters: rows that share 36 tokens took 5 to 26 % less time alone, those that share 72 up to 9 % more.
-LEAST_SAVED = 64
+# Saved tokens times the hidden size from which a second, smaller call of the model pays off. On a CPU core it broke
+# even between 72 and 168 saved tokens at a hidden size of 96, near 40 at 256, below 36 at 640
+# (`python -m benchmarks.shared_tokens`).
+LEAST_SAVED = 20_000
 
 _LOOKS_FOR_PACKED = "find_packed_sequence_indices"
 _looks = getattr(masking_utils, _LOOKS_FOR_PACKED, None)
@@ -52,7 +53,8 @@ def _shared_tokens(model: Any, ids_BT: Tensor) -> int:
         return 0
     differs_T = (ids_BT != ids_BT[:1]).any(dim=0)
     shared = min(int(differs_T.int().argmax()) if differs_T.any() else len(differs_T), len(differs_T) - 1)
-    if shared * (len(ids_BT) - 1) < LEAST_SAVED or not is_plain(model):
+    saved = shared * (len(ids_BT) - 1)
+    if saved * model.config.get_text_config().hidden_size < LEAST_SAVED or not is_plain(model):
         return 0
     if counts_columns(model) or changes_angles(model, ids_BT.shape[1]) or is_sharded(model):
         return 0

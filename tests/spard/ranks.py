@@ -44,7 +44,6 @@ from spard.config import (
 )
 from spard.data.chat import Encoded, encode_all
 from spard.losses.cross_entropy import evaluate
-from spard.models import forward
 from spard.models.base import Base, load_base
 from spard.models.sharding import whole
 from spard.training.epoch_ends import Standing
@@ -252,8 +251,6 @@ def main() -> None:
     """Fork the processes of all counts, and end as the worst of them ended."""
     models, out = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
-    # Norms round gradients to single precision, of shared tokens once for all rows of a pass; passes differ by rank.
-    forward.LEAST_SAVED = 2**62
     started = []
     for count, sharding in GROUPS:
         started += fork_ranks(count, partial(_rank, models, out, count, sharding))

@@ -23,6 +23,12 @@ from tests.spard.parts import CONFIGS, RECURRENT, SIZES, away
 SHARED, ROWS = 40, 4
 
 
+@pytest.fixture(autouse=True)
+def share_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In models as small as these, sharing costs more than it saves."""
+    monkeypatch.setattr(forward, "LEAST_SAVED", 1)
+
+
 def rows(lengths: tuple[int, ...] = (60, 47, 41, 55), shared: int = SHARED) -> Tensor:
     """Rows `[B, T]` that begin with the same tokens, padded on the right."""
     made = torch.Generator().manual_seed(0)
@@ -120,9 +126,15 @@ def test_long_rows_that_change_their_angles_share_nothing_and_short_ones_do() ->
         assert len(prefill(model, rows((60, 60, 60, 60)).tolist()).tokens) == 0
 
 
-def test_few_shared_tokens_are_not_worth_a_call_of_their_own() -> None:
-    model, ids_BT = make(CONFIGS["llama"](**SIZES)), rows(shared=20)
-    assert lengths_seen(model, lambda: final_states(model, ids_BT)) == [(ROWS, 60)]
+@pytest.mark.parametrize(("less", "is_shared"), [(0, True), (1, False)])
+def test_few_saved_tokens_are_not_worth_a_call_of_their_own(
+    less: int, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger model saves as much time with fewer tokens."""
+    monkeypatch.setattr(forward, "LEAST_SAVED", SHARED * (ROWS - 1) * SIZES["hidden_size"])
+    model = make(CONFIGS["llama"](**SIZES))
+    seen = lengths_seen(model, lambda: final_states(model, rows(shared=SHARED - less)))
+    assert (len(seen) == 2) == is_shared
 
 
 def test_checkpointing_gets_whole_rows() -> None:
