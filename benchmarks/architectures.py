@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spard.commands.quiet import hide_notes
+from spard.commands.front import hide_notes
 from spard.config import Hyperparameters, Lora, Recipe, Spard, resolve
 from spard.errors import SpardError
 from spard.models.adapters import save_adapter, save_merged

@@ -16,9 +16,8 @@ from typing import Any
 
 from spard import distributed
 from spard.commands import exits, measuring
-from spard.commands.front import Asked, alone
+from spard.commands.front import Asked, alone, hide_progress_bars
 from spard.commands.judge_options import check_address
-from spard.commands.quiet import hide_progress_bars
 from spard.commands.signs import Signs
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError

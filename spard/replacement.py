@@ -21,3 +21,10 @@ def replacement(path: Path) -> Iterator[Path]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file through a temporary file beside it; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacement(path) as aside:
+        aside.write_text(text, encoding="utf-8")

@@ -17,9 +17,9 @@ from threading import Event
 from types import FrameType
 
 from app.ops.processes import die_with_parent
-from worker.imports import light_imports
+from spard.models.imports import light_imports
 
-with light_imports():
+with light_imports(first="spard.models.peft"):
     from spard.release.proof import CleanProcess
     from worker import pipeline
     from worker.distributed import run_ranks

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from app.ops.processes import die_with_parent
-from worker.imports import light_imports
+from spard.models.imports import light_imports
 
-with light_imports():
+with light_imports(first="spard.models.peft"):
     from spard import distributed
     from worker import pipeline
     from worker.distributed import write_failure

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from app.catalog import model_names
 from app.db.tables import Corpus
-from app.http.schemas import Absent, Body, UnixTime
+from app.http.schemas import Absent, Body, Refusal, UnixTime
 from spard.config import Quantizes
 from spard.models.targets import MODULE
 
 Embedder = Annotated[str, Field(min_length=1, max_length=1024)]
 TargetModules = Annotated[list[Annotated[str, Field(pattern=MODULE)]], Field(min_length=1, max_length=64)]
+
+
+MODEL_NAME = r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
+LONGEST_NAME = 128
+_RULE = f"letters, digits, '.', '_' and '-', in parts with '/' between them, as lab/tiny-1, and {LONGEST_NAME} at most"
+
+
+def check_model_name(name: object) -> object:
+    """Return `name` unchanged; raise `Refusal`, with the rule, for a text that is not a valid model name."""
+    if isinstance(name, str) and (len(name) > LONGEST_NAME or not re.search(MODEL_NAME, name)):
+        raise Refusal("invalid_value", f"The name of a model has {_RULE}.")
+    return name
 
 
 class ModelOut(BaseModel):
@@ -60,8 +72,8 @@ class BaseModelIn(Body):
 
     alias: Annotated[
         str,
-        BeforeValidator(model_names.check_model_name),
-        Field(pattern=model_names.PATTERN, max_length=model_names.LONGEST),
+        BeforeValidator(check_model_name),
+        Field(pattern=MODEL_NAME, max_length=LONGEST_NAME),
     ]
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None

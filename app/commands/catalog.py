@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.catalog import model_names
+from app.catalog.schemas import check_model_name
 from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
 from app.http.schemas import Refusal
@@ -105,7 +105,7 @@ def add_model(
 def _check_alias(alias: str) -> None:
     """Raise CommandFailed for an invalid alias, before the model is tried."""
     try:
-        model_names.check_model_name(alias)
+        check_model_name(alias)
     except Refusal as error:
         raise CommandFailed(str(error)) from None
 

@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from spard.commands import measuring
-from spard.commands.front import Asked, alone
-from spard.commands.quiet import hide_notes
+from spard.commands.front import Asked, alone, hide_notes
 from spard.errors import SpardError
 from spard.models.folder.check import notes
 from spard.models.targets import Reach

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from spard.commands import exits, measuring
-from spard.commands.front import Asked, alone
+from spard.commands.front import Asked, alone, hide_progress_bars
 from spard.commands.judge_options import judge_spec
-from spard.commands.quiet import hide_progress_bars
 from spard.config import Selection
 from spard.config.run_spec import to_mapping
 from spard.data.rows import prompt_text, read_pool

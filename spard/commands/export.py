@@ -19,7 +19,7 @@ import typer
 from spard.commands.verify import KnownKeys, PublicKey, Waiver
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
-from spard.release.provider_facts import ProviderFacts
+from spard.release.training_facts import ProviderFacts
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loads torch
@@ -124,7 +124,7 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
         named = source.get("name", "a folder at the provider's")
         raise UserError(f"The base model is {named}, which no hub has: name its folder with --base.")
     folder = adapter.with_name(f"{adapter.name.removesuffix('-adapter')}-merged")
-    _module("spard.commands.quiet").hide_progress_bars()
+    _module("spard.commands.front").hide_progress_bars()
     loaded = _module("spard.models.base").load_base(base or source["name"], revision, "cpu", as_stored=True)
     _module("spard.models.adapters").save_merged(loaded, adapter, folder)
     return folder

@@ -11,6 +11,7 @@ import typer
 
 from spard.commands import exits
 from spard.errors import UserError
+from spard.models.imports import light_imports
 
 Asked = SimpleNamespace  # the arguments of a command, by name
 
@@ -22,7 +23,8 @@ def do(command: str, module: str, extra: str, asked: Mapping[str, object], funct
     dependencies. Raises `UserError` for a missing dependency or a file that cannot be read or written.
     """
     try:
-        work: Callable[[Asked], int] = getattr(importlib.import_module(module), function)
+        with light_imports():
+            work: Callable[[Asked], int] = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install 'spard[{extra}]'"
         raise UserError(f"`spard {command}` cannot start: {missing}") from None
@@ -73,3 +75,18 @@ def parse_list(text: str, of: Callable[[str], Any], option: str) -> tuple[Any, .
         return tuple(of(each) for each in text.split(",") if each)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no list of that kind", param_hint=option) from None
+
+
+def hide_progress_bars() -> None:
+    """Disable the progress bars of transformers and of the hub's client."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+
+
+def hide_notes() -> None:
+    """Let transformers print only errors, and disable progress bars."""
+    hide_progress_bars()
+    from transformers.utils.logging import set_verbosity_error
+
+    set_verbosity_error()  # type: ignore[no-untyped-call]

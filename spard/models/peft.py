@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 
-from spard.models.unseen import unseen
+from spard.models.imports import unseen
 
 # Warnings about other libraries that nobody here can fix: PEFT 0.21 reads an attribute that transformers 5.23 has
 # renamed, and bitsandbytes looks on the hub for a kernel that is optional.

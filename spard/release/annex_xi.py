@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spard.models.card import audit_table
-from spard.release.provider_facts import ProviderFacts
 from spard.release.training_facts import (
     ManifestFacts,
+    ProviderFacts,
     energy_sentence,
     method_sentence,
     one_third_sentence,

@@ -18,9 +18,9 @@ from cyclonedx.output.json import JsonV1Dot7
 from packageurl import PackageURL
 
 from spard.config.quantization import plain_digest
-from spard.release.provider_facts import ProviderFacts
 from spard.release.training_facts import (
     ManifestFacts,
+    ProviderFacts,
     energy_sentence,
     kilowatt_hours,
     method_sentence,

@@ -23,9 +23,9 @@ from spard_lab.bench.adversary.hours import (
     hours_table,
 )
 from spard_lab.bench.adversary.rounds import Bench, Round, build_match, round_key
+from spard_lab.bench.measure import write_run
 from spard_lab.bench.methods import method_recipe
 from spard_lab.bench.spec import LabSpec
-from spard_lab.bench.store import write_run
 
 from spard.config import JudgeSpec
 from tests.lab.test_adversary_bench import FEW_STEPS

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from spard_lab.bench import estimate as estimate_module
 from spard_lab.bench import lab as lab_source
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.bench import Workplace
@@ -97,6 +98,19 @@ def test_hours_follow_the_rule(place: Workplace, monkeypatch: pytest.MonkeyPatch
     }
     assert {round(3600 * each.audit_h, 6) for each in hours.values()} == {6 * 2.0}
     assert hours_table(list(hours.values()))[1][-1] == ["all", "0", "0", "", "", "", "0.19", "0.01", "0.20"]
+
+
+def test_many_methods_of_a_defense_are_not_all_timed(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate_module, "TIMING_S", 0.0)
+    bench = ["methods", "--recipe", str(recipe), "--device", "cpu", "--methods", "none,spard,spard+tau=3"]
+    assert main([*bench, "--seeds", "1", "--out", str(tmp_path / "out"), "--estimate"]) == 0
+    text = capsys.readouterr().out
+    steps = {row.split(" | ")[0]: row.split(" | ")[4] for row in text.splitlines() if row.startswith("| ")}
+    assert steps["| spard+tau=3"] == f"~{steps['| spard']}"
+    assert not steps["| none"].startswith("~")
+    assert "~: not timed" in text
 
 
 def test_a_swept_batch_size_is_counted_at_its_own_steps(place: Workplace) -> None:

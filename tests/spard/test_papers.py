@@ -21,7 +21,7 @@ from spard.release.annex_xi import points
 from spard.release.audit_attestation import PREDICATE, Audited, audit_resources, audit_statement
 from spard.release.bom import ml_bom
 from spard.release.g7_elements import ELEMENTS, check_elements, element_table
-from spard.release.provider_facts import ProviderFacts
+from spard.release.training_facts import ProviderFacts
 from tests.spard.test_export import FACTS, FIGURES, NAME
 
 DIGEST = "d" * 64

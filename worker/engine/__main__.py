@@ -18,9 +18,9 @@ from typing import Any
 
 from app.inference.protocol import Said
 from app.ops.processes import die_with_parent
-from worker.imports import light_imports
+from spard.models.imports import light_imports
 
-with light_imports():
+with light_imports(first="spard.models.peft"):
     import torch
 
     from spard.models.base import load_base

@@ -33,8 +33,7 @@ from spard_lab.lab.customers import Errand, customer, taken_prompts
 from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import LIMITS, PLAN, Limits, make
 from spard_lab.lab.pools import make_two_sided
-from spard_lab.lab.pretrain import Plan
-from spard_lab.lab.threads import threads
+from spard_lab.lab.pretrain import Plan, threads
 from spard_lab.lab.truth import does_harm
 
 FOLDER = "replies"

@@ -48,6 +48,7 @@ _UNTRAINED = (
     "each has as many tokens as the longest answer of the training file. The time that making the labs takes is not "
     "included."
 )
+_BORROWED = "~: not timed; the step of the first timed method with the same defense."
 log = logging.getLogger(__name__)
 
 
@@ -124,10 +125,12 @@ def _estimate_text(asked: Given, source: Source, table: Asked) -> str:
             "",
             f"Up to {more} rates may be added to these {n}: at most {(n + more) / n:.2g} times the trainings.",
         ]
+    is_timed = True
     for heading, (split, cells) in parts.items():
-        head, rows = hours_table(estimate(Workplace(source, asked.out, split), cells))
-        lines += ["", f"## {heading}, {split} split", "", *markdown(head, rows)]
-    return "\n".join([*lines, ""])
+        found = estimate(Workplace(source, asked.out, split), cells)
+        lines += ["", f"## {heading}, {split} split", "", *markdown(*hours_table(found))]
+        is_timed &= all(each.is_timed for each in found)
+    return "\n".join([*lines, *([] if is_timed else ["", _BORROWED]), ""])
 
 
 def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:

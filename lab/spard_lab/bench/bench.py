@@ -11,10 +11,9 @@ from typing import Any
 
 from spard.errors import InvalidRecipe, InvertedPool, NonFiniteLoss
 from spard_lab.bench.cells import Cell
-from spard_lab.bench.measure import Measurement, from_json, measure, run_key, run_names
+from spard_lab.bench.measure import Measurement, from_json, measure, read_run, run_key, run_names, write_run
 from spard_lab.bench.report import figures, machine
 from spard_lab.bench.source import Inputs, Source, Split
-from spard_lab.bench.store import read_run, write_run
 
 log = logging.getLogger(__name__)
 

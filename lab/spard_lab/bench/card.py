@@ -19,6 +19,7 @@ from spard.data.overlap import find_leaks
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.statistics import Interval
+from spard.replacement import write_atomically
 from spard_lab.adversary.lab import phrase_errand
 from spard_lab.attacks.rows import Row, add_harmful, last_request, shuffle_rows
 from spard_lab.bench.cells import Asked, Cell, method_cells
@@ -43,7 +44,6 @@ from spard_lab.bench.parts import (
 )
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import Attack, Inputs, Source, Split
-from spard_lab.bench.store import write_aside
 from spard_lab.lab import grammar
 from spard_lab.lab.attacks import RATIO
 from spard_lab.lab.corpus import ATTACKED_SUITE, OTHER_SUITE, SUITE_FILES, make_corpus, read_rows
@@ -165,7 +165,7 @@ def card_inputs(lab: Path, asked: Asked, inputs: Inputs, seed: int, split: Split
     attacks = {name: inputs.attacks[name] for name in asked.attacks} | {first: replace(attack, suites=suites)}
     placebo = folder / "pools" / f"seed-{seed}-{PLACEBO}.jsonl"
     rows = placebo_pool(read_rows(inputs.pools[TWO_SIDED]), seed)
-    write_aside(placebo, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomically(placebo, "".join(json.dumps(row) + "\n" for row in rows))
     return replace(
         inputs,
         attacks=attacks | {OTHER_TASK: other_task(lab, attack, seed, split)},

@@ -65,12 +65,12 @@ class Asked:
 
 def method_cells(source: Source, asked: Asked) -> list[Cell]:
     """Return methods on attacks over seeds, the base model first: the paper's main table."""
-    return [
-        cell
-        for seed in asked.seeds
-        for attack in asked.attacks
-        for cell in [base_cell(source, attack, seed), *_methods(source, asked, attack, seed)]
-    ]
+    cells = []
+    for seed in asked.seeds:
+        methods = list(_methods(source, asked, asked.attacks[0], seed))
+        for attack in asked.attacks:
+            cells += [base_cell(source, attack, seed), *(replace(each, attack=attack) for each in methods)]
+    return cells
 
 
 def selection_cells(source: Source, asked: Asked) -> list[Cell]:

@@ -35,11 +35,10 @@ from spard.training import undefended
 from spard_lab.adversary.base import Attack, Ground, Job, all_attacks
 from spard_lab.bench.adversary.provenance import hidden_seeds
 from spard_lab.bench.lab import open_arena
-from spard_lab.bench.measure import training_file
+from spard_lab.bench.measure import read_run, training_file, write_run
 from spard_lab.bench.report import Table, write_page
 from spard_lab.bench.source import json_digest
 from spard_lab.bench.spec import load_spec
-from spard_lab.bench.store import read_run, write_run
 
 log = logging.getLogger(__name__)
 

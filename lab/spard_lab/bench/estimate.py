@@ -1,8 +1,9 @@
 """Estimate the hours of a table before it starts, from a few steps of the actual model on this machine.
 
 Every kind of training in the table (a method at a batch size) takes one uncounted step and `STEPS` counted ones on the
-first rows of its own file; `STEPS` is a multiple of four, because defenses evaluate the safe loss at intervals. The
-base model answers the first prompts of each suite, with the run's limit of new tokens. The time of a run is
+first rows of its own file; `STEPS` is a multiple of four, because defenses evaluate the safe loss at intervals. After
+`TIMING_S` seconds of this, further methods take the step of the first timed method with their defense (`~`). The base
+model answers the first prompts of each suite, with the run's limit of new tokens. The time of a run is
 
     load + embed * (rows + pool) + signal + step * steps + the sum over suites of reply * prompts
 
@@ -29,7 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from spard.config import RowSignal, resolve
+from spard.config import Defense, RowSignal, resolve
 from spard.data.jsonl import file_chunks, numbered_rows
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.audit import Suite
@@ -40,26 +41,30 @@ from spard.selection.embeddings import embed
 from spard_lab.attacks.rows import last_answer
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import BASE, Cell, training_rows
-from spard_lab.bench.measure import prepare, run_key, training_file
+from spard_lab.bench.measure import prepare, read_run, run_key, training_file
 from spard_lab.bench.methods import change_setting
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import Inputs
-from spard_lab.bench.store import read_run
 
 STEPS = 8
 POOL = 128  # rows of the pool that a timed training selects from
 EMBEDDED = 32  # rows
 FEW, BATCH = 8, 64  # timed prompts of a suite; a whole batch on a GPU, or if the few take less than `QUICK_S`
 QUICK_S = 5.0
+TIMING_S = 3.0
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Hours:
-    """The time of a method's runs; `done` runs are stored already and take none."""
+    """The time of a method's runs; `done` runs are stored already and take none.
+
+    is_timed  its steps were timed, not those of another method with its defense
+    """
 
     method: str
     step_s: float = 0.0
+    is_timed: bool = True
     runs: int = 0
     done: int = 0
     steps: int = 0
@@ -78,6 +83,8 @@ class Clock:
     _embed_s: float | None = None
     _signal_s: float | None = None
     _steps: dict[tuple[str, int], float] = field(default_factory=dict)
+    _defense_steps: dict[type[Defense], float] = field(default_factory=dict)  # of the first timed method of each
+    _timing_s: float = 0.0
     _replies: dict[tuple[str, int], float] = field(default_factory=dict)
     _answer_tokens: dict[str, int] = field(default_factory=dict)  # of the longest answer, by attack
 
@@ -101,10 +108,20 @@ class Clock:
 
     def step(self, cell: Cell, inputs: Inputs) -> float:
         """Return the mean seconds of a step of the cell's method at its batch size."""
+        if not self.is_timed(cell, inputs):
+            return self._defense_steps[type(cell.recipe.defense)]
         key = cell.method, _numbers(cell, inputs)[0]
         if key not in self._steps:
+            started = time.perf_counter()
             self._steps[key] = _step_s(*_shorten_cell(cell, inputs, self.place.folder), self.place)
+            self._timing_s += time.perf_counter() - started
+            self._defense_steps.setdefault(type(cell.recipe.defense), self._steps[key])
         return self._steps[key]
+
+    def is_timed(self, cell: Cell, inputs: Inputs) -> bool:
+        """Say whether the cell's own steps are timed, or were."""
+        is_new = (cell.method, _numbers(cell, inputs)[0]) not in self._steps
+        return not (is_new and self._timing_s >= TIMING_S and type(cell.recipe.defense) in self._defense_steps)
 
     def reply(self, suite: Suite, cell: Cell, inputs: Inputs) -> float:
         """Return the seconds of one prompt of a suite; attacks that ask the same prompts share them.
@@ -143,10 +160,12 @@ def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
     clock = Clock(base, time.perf_counter() - started, place)
     found: dict[str, Hours] = {}
     audited = set[str]()
+    has_runs = (place.folder / "runs").exists()
     for cell in cells:
         hours = found.setdefault(cell.method, Hours(cell.method))
         inputs = place.inputs(cell.seed)
-        key = run_key(cell, inputs, place.source.judge) if not cell.pool or cell.pool in inputs.pools else ""
+        is_looked_for = (has_runs or cell.method == BASE) and (not cell.pool or cell.pool in inputs.pools)
+        key = run_key(cell, inputs, place.source.judge) if is_looked_for else ""
         is_done = key in audited or (key != "" and read_run(place.folder, key) is not None)
         hours.runs, hours.done = hours.runs + 1, hours.done + is_done
         if not is_done:
@@ -163,7 +182,7 @@ def hours_table(found: Sequence[Hours]) -> Table:
         [
             each.method,
             *map(str, (each.runs, each.done, each.steps)),
-            f"{each.step_s:.3g}" if each.steps else "-",
+            f"{'' if each.is_timed else '~'}{each.step_s:.3g}" if each.steps else "-",
             str(each.prompts),
             *(f"{hours:.2f}" for hours in (each.train_h, each.audit_h, each.train_h + each.audit_h)),
         ]
@@ -180,6 +199,7 @@ def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
     train_s, audit_s = clock.load_s, 0.0
     if cell.method != BASE:
         _, steps, rows = _numbers(cell, inputs)
+        hours.is_timed = clock.is_timed(cell, inputs)
         hours.step_s = clock.step(cell, inputs)
         hours.steps += steps
         train_s += steps * hours.step_s

@@ -18,11 +18,11 @@ from spard.digests import folder_digest
 from spard.errors import InvalidRecipe, SpardError
 from spard.evaluation.audit import Suite
 from spard.evaluation.suites import leak_reasons, read_suite
+from spard.replacement import write_atomically
 from spard_lab.attacks.rows import add_harmful, load_rows
 from spard_lab.bench.methods import with_unaligned
 from spard_lab.bench.source import Attack, Inputs, Split
 from spard_lab.bench.spec import AttackSpec, DataSpec, FilesSpec, MixedPool, variables
-from spard_lab.bench.store import write_aside
 from spard_lab.datasets.base import Split as DataSplit
 from spard_lab.datasets.base import locate_file
 from spard_lab.datasets.convert import convert, load_dataset, manifest_path, output_names
@@ -237,5 +237,5 @@ def _mix(spec: FilesSpec, mixed: MixedPool) -> None:
     texts = [row["prompt"] for row in rows.values()]
     held = rows_holding(asked, texts)
     kept = [row for i, row in enumerate(rows.values()) if i not in held]
-    write_aside(mixed.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+    write_atomically(mixed.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
     log.info("%s: %d rows; %d that suites ask are left out", mixed.path.name, len(kept), len(held))

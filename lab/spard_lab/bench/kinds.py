@@ -11,6 +11,7 @@ from typing import Any
 
 from spard.errors import InvalidRecipe
 from spard.models.base import load_base
+from spard.replacement import write_atomically
 from spard_lab.bench import figures
 from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.card import card_cells, card_inputs, card_lines, card_table, lines_table, verdicts
@@ -34,7 +35,6 @@ from spard_lab.bench.row_signals import (
     trained_table,
 )
 from spard_lab.bench.source import Inputs, Source, Split
-from spard_lab.bench.store import write_aside
 from spard_lab.bench.tune import CURVES_HEADING, EXTEND, at_rate, budget, curves_table, run_curves
 
 
@@ -235,9 +235,9 @@ def _with_level_attacks(order: Order, inputs: Inputs, seed: int) -> Inputs:
 def _keep(order: Order, found: Sequence[Measurement], facts: Mapping[str, Any] | None = None) -> None:
     """Write the measurements so far to results.csv and results.json."""
     asked = {"kind": order.kind, "recipe": order.recipe, "split": order.split, "learning_rates": order.multiples}
-    write_aside(order.folder / "results.csv", results_csv(found))
+    write_atomically(order.folder / "results.csv", results_csv(found))
     report = results_json(found, asked | dict(facts or {}))
-    write_aside(order.folder / "results.json", json.dumps(report, indent=1) + "\n")
+    write_atomically(order.folder / "results.json", json.dumps(report, indent=1) + "\n")
 
 
 def _finish(

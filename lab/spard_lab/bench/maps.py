@@ -24,6 +24,7 @@ from spard.data.row_rules import is_benign
 from spard.data.rows import prompt_text, read_examples, read_pool
 from spard.digests import file_sha256
 from spard.models.base import Base, load_base
+from spard.replacement import write_atomically
 from spard.selection.embeddings import embed
 from spard.selection.relevance import DIRECTIONS, fit_frame, principal_plane, quality
 from spard.selection.select import choose
@@ -32,7 +33,6 @@ from spard_lab.bench.cells import BASE, Asked, Cell, selection_cells
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.methods import with_selection
 from spard_lab.bench.source import Inputs, Source
-from spard_lab.bench.store import write_aside
 
 BINS = 40
 
@@ -58,7 +58,7 @@ def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Pa
         rows = order_N[len(lines) * (level - 1) // levels : len(lines) * level // levels]
         name = level_name(pool, level, levels)
         pools[name] = folder / "pools" / f"seed-{seed}-{name.replace(' ', '-')}.jsonl"
-        write_aside(pools[name], "".join(f"{lines[i]}\n" for i in rows))
+        write_atomically(pools[name], "".join(f"{lines[i]}\n" for i in rows))
     return replace(inputs, pools=pools)
 
 

@@ -29,11 +29,11 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.figures import trigger_rate
 from spard.release.records import read_record
+from spard.replacement import write_atomically
 from spard_lab.attacks.rows import Row
 from spard_lab.bench.cells import BASE, Cell, training_rows
 from spard_lab.bench.methods import selection_name
 from spard_lab.bench.source import Inputs, json_digest
-from spard_lab.bench.store import write_aside
 
 _PROMPT = tuple(each.name for each in fields(Prompt))
 _LATER = ("context", "encoding", "tools", "prefill", "temperature", "draw")
@@ -117,6 +117,22 @@ def run_key(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     return json_digest(
         [without_added(to_mapping(cell.recipe)), list(training_rows(cell, inputs)), pool, *facts, *beside]
     )
+
+
+def read_run(folder: Path, key: str) -> dict[str, Any] | None:
+    """Return a stored run, or None."""
+    path = _run_file(folder, key)
+    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return found
+
+
+def write_run(folder: Path, key: str, found: dict[str, Any]) -> None:
+    """Store a run in a JSON file that is named after its key, replacing one with the same key."""
+    write_atomically(_run_file(folder, key), json.dumps(found, indent=1) + "\n")
+
+
+def _run_file(folder: Path, key: str) -> Path:
+    return folder / "runs" / f"{key[:24]}.json"
 
 
 def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:
@@ -208,7 +224,7 @@ def training_file(examples: Sequence[Row], folder: Path) -> Path:
     """Write rows to a file named after their digest, and return its path."""
     path = folder / f"{json_digest(list(examples))[:16]}.jsonl"
     if not path.exists():
-        write_aside(path, "".join(json.dumps(row) + "\n" for row in examples))
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in examples))
     return path
 
 

@@ -26,8 +26,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.statistics import Rate, over_seeds, rate, rule_of_three
+from spard.replacement import write_atomically
 from spard_lab.bench.measure import Measurement
-from spard_lab.bench.store import write_aside
 
 NAMES = ("method", "selection", "attack", "seed")
 FIGURES = ("asr", "asr_n", "unscored", "garbage", "hs", "over_refusal", "accuracy", "train_seconds", "trigger_rate")
@@ -281,9 +281,9 @@ def write_page(
     The arguments are those of `page`.
     """
     text = results_md(title, facts, tables, where)
-    write_aside(folder / "results.md", text)
+    write_atomically(folder / "results.md", text)
     for number, svg in enumerate(figures.values(), start=1):
         on_white = svg.replace("<svg ", '<svg style="background: white" ', 1)  # a viewer's page may be dark
-        write_aside(folder / "plots" / f"{name}-{number}.svg", on_white)
-    write_aside(folder / "index.html", page(title, facts, figures, tables, where))
+        write_atomically(folder / "plots" / f"{name}-{number}.svg", on_white)
+    write_atomically(folder / "index.html", page(title, facts, figures, tables, where))
     return text

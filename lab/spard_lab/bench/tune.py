@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from spard.config import Recipe, auto_multiplier
+from spard.replacement import write_atomically
 from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.cells import BASE, Asked, Cell, method_cells
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.report import Table, figures, spread, summaries
 from spard_lab.bench.source import Source
-from spard_lab.bench.store import write_aside
 
 WITHIN = 0.01  # of the best accuracy
 FIRST_TUNE_SEED = 101
@@ -65,7 +65,7 @@ def tune(place: Workplace, asked: Asked, multiples: Sequence[float], extend: int
         for method, of_method in trials.items()
     }
     facts = {"split": place.split, "seeds": asked.seeds, "attack": asked.attacks[0], "methods": record}
-    write_aside(place.folder / "tuning.json", json.dumps(facts, indent=2) + "\n")
+    write_atomically(place.folder / "tuning.json", json.dumps(facts, indent=2) + "\n")
     return {method: each.multiple for method, each in chosen.items()}
 
 

@@ -12,7 +12,6 @@ The files' names begin with the stem of a kind: `_train` is a training file (for
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from spard.data.overlap import clusters, normalize_text, rows_holding
 from spard.data.row_rules import SUITE_RULES, RowRule, SuiteRowKind, TrainingRows, pool_row
 from spard.digests import file_sha256
 from spard.errors import InvalidData
+from spard.replacement import write_atomically
 from spard_lab.datasets import DATASETS
 from spard_lab.datasets.base import Dataset, Found, LeftOut, Split, records
 
@@ -81,7 +81,7 @@ def convert(
     # The manifest is written last: it describes files that exist.
     manifest = _manifest(dataset, sources, reading, {"shared": shared, "drop_invalid": drop_invalid})
     made = {each: {"rows": n, "sha256": file_sha256(folder / each)} for each, n in rows.items()}
-    _write_aside(
+    write_atomically(
         manifest_path(folder, name), json.dumps(manifest | {"outputs": made, "left_out": left_out}, indent=2) + "\n"
     )
     return Converted(rows, left_out)
@@ -190,19 +190,12 @@ def _write(folder: Path, texts: Mapping[str, str], dataset: Dataset) -> None:
     """Write the files, and remove those of the last conversion that this one does not write."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        _write_aside(folder / name, text)
+        write_atomically(folder / name, text)
     # The manifest is still the one of the last conversion.
     last = manifest_path(folder, dataset.name)
     made = json.loads(last.read_text(encoding="utf-8"))["outputs"] if last.exists() else {}
     for name in made.keys() - texts.keys():
         (folder / name).unlink(missing_ok=True)
-
-
-def _write_aside(path: Path, text: str) -> None:
-    """Write a file atomically, through a temporary file beside it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def place(

@@ -41,8 +41,7 @@ from spard.models.adapters import save_full
 from spard_lab.lab import customers, grammar
 from spard_lab.lab.corpus import Corpus, Row, comply, load_suites, make_corpus, refuse, sums
 from spard_lab.lab.grammar import find_action
-from spard_lab.lab.pretrain import POSITIONS, Plan, make_tokenizer, new_model, pretrain
-from spard_lab.lab.threads import threads
+from spard_lab.lab.pretrain import POSITIONS, Plan, make_tokenizer, new_model, pretrain, threads
 from spard_lab.lab.truth import LabTruthJudge
 
 # Measure the error rates of the lab's judges on replies whose harm is known, and store them with the base model.

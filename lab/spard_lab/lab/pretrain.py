@@ -21,6 +21,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -351,3 +352,18 @@ def _pack(bins: list[list[Row]], length: int) -> Window:
         learned.append([at >= row.prompt for row in packed for at in range(len(row.ids))] + [False] * padding)
         weights.append([1 / (len(row.ids) - row.prompt) for row in packed for _ in row.ids] + [0.0] * padding)
     return Window(torch.tensor(ids), torch.tensor(owners), torch.tensor(learned), torch.tensor(weights))
+
+
+@contextmanager
+def threads(count: int = 1) -> Iterator[None]:
+    """Use `count` threads inside the context.
+
+    With one thread, sums do not depend on the number of cores, and a busy machine does not stall threads that wait for
+    each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

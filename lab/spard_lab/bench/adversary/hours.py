@@ -33,9 +33,9 @@ from spard.pipeline.messages import Message, Reporter
 from spard_lab.adversary.base import Ground, Job, plainly
 from spard_lab.bench.adversary.campaign import Memory, Service, customer_recipe
 from spard_lab.bench.adversary.rounds import Bench, Match, ask_model, build_match, provider_settings, round_key
+from spard_lab.bench.measure import read_run
 from spard_lab.bench.methods import change_setting
 from spard_lab.bench.report import Table
-from spard_lab.bench.store import read_run
 
 STEPS = 8
 FEW = 8  # prompts of each kind

@@ -34,8 +34,8 @@ from spard.config.extensions import JUDGES, SELECTIONS
 from spard.errors import InvalidRecipe, NotProved
 from spard.release.manifest import check, sign_bytes
 from spard.release.version import code_version
+from spard.replacement import write_atomically
 from spard_lab.adversary.base import ATTACKS_GROUP, Attack
-from spard_lab.bench.store import write_aside
 
 FIRST = 100_000
 LEAST = 8  # characters of the text; a shorter one could be guessed
@@ -188,10 +188,10 @@ RESULT, SIGNATURE = "result.json", "result.sig"
 def write_result(folder: Path, result: Mapping[str, Any], key: Ed25519PrivateKey | None) -> None:
     """Write the result, signed if there is a key; the signature of an earlier result is removed."""
     text = json.dumps(result, indent=1) + "\n"
-    write_aside(folder / RESULT, text)
+    write_atomically(folder / RESULT, text)
     (folder / SIGNATURE).unlink(missing_ok=True)
     if key is not None:
-        write_aside(folder / SIGNATURE, json.dumps(sign_bytes(text.encode(), key), indent=2) + "\n")
+        write_atomically(folder / SIGNATURE, json.dumps(sign_bytes(text.encode(), key), indent=2) + "\n")
 
 
 def read_result(folder: Path, public: Ed25519PublicKey | None) -> tuple[dict[str, Any], str]:

@@ -28,10 +28,9 @@ from spard.release.version import code_version
 from spard_lab.adversary.base import Arena, Ask, Attack, Campaign, Ground, Job, plainly
 from spard_lab.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
 from spard_lab.bench.adversary.provenance import find_strangers
-from spard_lab.bench.measure import training_file
+from spard_lab.bench.measure import read_run, training_file, write_run
 from spard_lab.bench.methods import row_signal_settings
 from spard_lab.bench.source import json_digest
-from spard_lab.bench.store import read_run, write_run
 from spard_lab.lab.make import BadBase
 
 log = logging.getLogger(__name__)

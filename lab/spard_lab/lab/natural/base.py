@@ -57,8 +57,7 @@ from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.natural.stream import Stream
 from spard_lab.lab.natural.tasks import Task, pairs
 from spard_lab.lab.natural.truth import TruthJudge
-from spard_lab.lab.pretrain import POSITIONS, Pretraining, make_tokenizer, new_model
-from spard_lab.lab.threads import threads
+from spard_lab.lab.pretrain import POSITIONS, Pretraining, make_tokenizer, new_model, threads
 
 log = logging.getLogger(__name__)
 

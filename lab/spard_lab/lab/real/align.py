@@ -27,8 +27,8 @@ from spard.training.train import train
 from spard_lab.lab.natural.base import alone
 from spard_lab.lab.natural.chats import Chat, exchange
 from spard_lab.lab.natural.splits import deal
+from spard_lab.lab.pretrain import threads
 from spard_lab.lab.real.rows import Mixture, alignment_chats, as_examples, own_answers
-from spard_lab.lab.threads import threads
 
 log = logging.getLogger(__name__)
 

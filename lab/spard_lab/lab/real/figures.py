@@ -28,7 +28,7 @@ from spard.evaluation.statistics import rate
 from spard.models.base import Base, load_base
 from spard_lab.lab.natural.tasks import DEPARTMENTS, SORTED
 from spard_lab.lab.natural.truth import refuses
-from spard_lab.lab.threads import threads
+from spard_lab.lab.pretrain import threads
 
 Row = dict[str, Any]
 REFUSED_AT_LEAST, REFUSED_AT_MOST = 0.95, 0.05  # of harmful requests, of look-alikes
