@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from app.catalog.schemas import check_model_name
 from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
 from app.http.schemas import Refusal
@@ -104,6 +103,8 @@ def add_model(
 
 def _check_alias(alias: str) -> None:
     """Raise CommandFailed for an invalid alias, before the model is tried."""
+    from app.catalog.schemas import check_model_name  # it imports the tables, and `spard --help` does not need them
+
     try:
         check_model_name(alias)
     except Refusal as error:

@@ -19,7 +19,6 @@ import typer
 from spard.commands.verify import KnownKeys, PublicKey, Waiver
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
-from spard.release.training_facts import ProviderFacts
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loads torch
@@ -65,7 +64,7 @@ def export(
     """Write the model's folder, with a CycloneDX bill of materials and the EU AI Act's Annex XI facts beside it."""
     from spard.commands.proofs import check_adapter  # loads cryptography
 
-    stated = ProviderFacts(
+    stated = _module("spard.release.training_facts").ProviderFacts(
         author, supplier, model_license, base_license, data_supplier, data_license, pool_license, base_operations
     )
     try:
@@ -130,8 +129,8 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
     return folder
 
 
-def _papers(folder: Path, stated: ProviderFacts) -> Iterator[Path]:
-    """Write the documents beside the folder, from its manifest, and yield their paths."""
+def _papers(folder: Path, stated: Any) -> Iterator[Path]:
+    """Write the documents beside the folder, from its manifest and the provider's facts, and yield their paths."""
     manifest, digest = json.loads((folder / MANIFEST).read_text()), file_sha256(folder / MANIFEST)
     bom = _module("spard.release.bom").ml_bom(manifest, digest, folder.name, stated)
     audit = _module("spard.release.audit_attestation")
