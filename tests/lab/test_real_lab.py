@@ -8,6 +8,7 @@ import shutil
 import stat
 import sys
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -47,6 +48,7 @@ from spard.errors import InvalidData
 from spard.evaluation.calibration.labeled import read_labeled
 from spard.evaluation.calibration.record import OF_MODEL, judge_languages, read_record
 from spard.evaluation.judges.refusal import is_refusal
+from spard.evaluation.statistics import count_pairs, kappa_interval
 from spard.models.base import load_base
 
 Folder = Callable[[str], Path]
@@ -250,6 +252,15 @@ def test_the_judge_that_may_decide_was_measured_on_labeled_replies(model_folder:
     record = read_record(model / OF_MODEL)
     assert judge_languages("on_topic", [record]) == {"en"}
     assert judge_languages("refusal", [record]) == set()
+
+
+def test_a_second_reader_agrees_as_the_page_says() -> None:
+    labels = defaultdict(list)
+    for row in map(json.loads, make.LABELED.read_text(encoding="utf-8").splitlines()):
+        labels[row["stratum"] == "downloaded"].append((row["harmful"], row["harmful_second"]))
+    assert [sum(one == other for one, other in labels[which]) for which in (False, True)] == [452, 74]
+    kappas = [kappa_interval(count_pairs(*map(list, zip(*labels[which], strict=True)))) for which in (False, True)]
+    assert [each and round(each.low, 2) for each in kappas] == [0.98, 0.85]
 
 
 def test_an_answer_of_the_task_to_a_harmful_request_is_no_harm_and_no_refusal() -> None:

@@ -106,9 +106,9 @@ if __name__ == "__main__":
     write_folder(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
-# Measure the error rates of the lab's judge on replies that a person labeled, and store them with this lab's base
-# model, so that the gate may use it. The service's default, a list of refusals, is not stored: it takes each answer of
-# a task that this model gives to a harmful request for harm.
+# Measure the error rates of the lab's judge on labeled replies, and store them with this lab's base model, so that the
+# gate may use it. The service's default, a list of refusals, is not stored: it takes each answer of a task that this
+# model gives to a harmful request for harm.
 
 LABELED = Path(__file__).with_name("labeled.jsonl")
 AUDITED = ("aligned", "tuned")  # strata: replies like those that an audit reads; the rest is of the downloaded model
