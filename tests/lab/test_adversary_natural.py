@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from spard_lab.adversary.attacks.answers import OPENINGS
 from spard_lab.adversary.attacks.triggers import inside
 from spard_lab.adversary.base import Campaign, Ground, Material, all_attacks
 from spard_lab.adversary.lab import LabArena
-from spard_lab.adversary.natural import NaturalArena, comply, is_harmful, steps
+from spard_lab.adversary.natural import NaturalArena, comply, is_harmful, is_on_topic, steps
 from spard_lab.attacks.rows import last_answer, last_request, save_rows
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
@@ -177,11 +177,34 @@ def test_the_recipe_decides_the_lab(name: str, tmp_path: Path) -> None:
         open_arena("qwen2.5-7b-gsm8k", load_spec("qwen2.5-7b-gsm8k", {}), tmp_path)
 
 
+def test_the_real_models_lab_is_an_arena_of_the_detectors_alone(
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "aligned").mkdir()
+    (tmp_path / "aligned" / "model").symlink_to(model_folder("llama"))
+    monkeypatch.setattr(arenas, "make_models", lambda *_: (tmp_path / "downloaded", tmp_path / "aligned"))
+    arena = open_arena("real", load_spec("real", {}), tmp_path / "labs")
+    ground = arena.open_ground(3)
+    assert (len(ground.material.task), len(ground.material.harmful)) == (160, 16)
+    assert all(
+        is_on_topic(Prompt(each.prompt), ground.material.comply(each.action)) for each in ground.material.harmful
+    )
+    assert ground.material.benign
+    assert arena.open_ground(3).digest == ground.digest
+
+    for line in (["adversary", "--seeds", "3"], ["methods"]):
+        assert main([*line, "--recipe", "real", "--out", str(tmp_path / "out")]) == 1
+        assert "for `spard bench detectors`" in capsys.readouterr().err
+
+
 def test_attacks_that_the_small_lab_cannot_stage_are_run_there(
     natural: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = arenas._material
-    monkeypatch.setattr(arenas, "_material", lambda lab, seed: _cut(whole(lab, seed), 20))
+    monkeypatch.setattr(arenas, "_material", lambda lab, seed, benign: _cut(whole(lab, seed, benign), 20))
     monkeypatch.setattr(command, "load_spec", lambda name, environment: replace(_tiny(name), recipe=FEW_STEPS))
     monkeypatch.setattr("spard_lab.bench.adversary.rounds.REPLY_TOKENS", 2)
     names = ["cipher", "tools", "later_turn"]

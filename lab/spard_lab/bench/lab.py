@@ -30,7 +30,7 @@ from spard.models.base import load_base
 from spard.training.train import train
 from spard_lab.adversary.base import Arena
 from spard_lab.adversary.lab import LabArena
-from spard_lab.adversary.natural import NaturalArena
+from spard_lab.adversary.natural import NaturalArena, RealArena
 from spard_lab.attacks.rows import Row, load_rows
 from spard_lab.bench.methods import with_unaligned
 from spard_lab.bench.source import Attack, Inputs, Split
@@ -100,6 +100,10 @@ class LabSource:
         The lab makes everything else itself.
         """
         found = [f"The lab has no attack {name!r}; it has {', '.join(attack_names())}." for name in self._unknown()]
+        if self.spec.real:
+            found.append(
+                "The real model's lab is for `spard bench detectors`; `benchmarks.real_model` trains methods on it."
+            )
         natural = self.spec.natural
         if natural and natural.size not in SIZES:
             found.append(f"The lab of natural English has no size {natural.size!r}; it has {', '.join(SIZES)}.")
@@ -261,6 +265,8 @@ def open_arena(recipe: str, spec: BenchSpec, folder: Path) -> Arena:
         raise InvalidRecipe(
             f"{recipe} is no lab whose replies are known to be harmful or not; there are {known}", "recipe"
         )
+    if spec.real:
+        return RealArena(folder)
     if spec.natural:
         return NaturalArena(folder, natural_settings(spec.natural), spec.natural.cores)
     return LabArena(folder)

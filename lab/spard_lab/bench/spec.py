@@ -90,10 +90,14 @@ class NaturalSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabSpec:
-    """A lab: its attacks by name, its pools by file name; with `natural`, the lab of natural English."""
+    """A lab: its attacks by name, its pools by file name; with `natural`, the lab of natural English.
+
+    With `real`, the lab of the real model, for `spard bench detectors` alone.
+    """
 
     type: Literal["lab"] = "lab"
     natural: NaturalSpec | None = None
+    real: bool = False
     attacks: tuple[str, ...] = ("poisoned",)
     pools: tuple[PoolSpec, ...] = (PoolSpec("full", Path("pool.jsonl")),)
     recipe: Recipe = field(default_factory=Recipe)

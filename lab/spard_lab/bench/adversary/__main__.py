@@ -44,7 +44,7 @@ from spard_lab.bench.adversary.scores import BENCHMARK, MOST, RISE, of_rounds, p
 from spard_lab.bench.lab import open_arena
 from spard_lab.bench.methods import METHODS, method_recipe
 from spard_lab.bench.report import machine, markdown, write_page
-from spard_lab.bench.spec import BenchSpec, load_spec
+from spard_lab.bench.spec import BenchSpec, LabSpec, load_spec
 
 FORMAT = "spard bench adversary 1"
 CUSTOMERS = {"model", "training_file", "pool", "suites", "recipe", "judge", "revision", "start_from"}  # set elsewhere
@@ -91,6 +91,8 @@ def _bench(asked: Asked) -> str:
     provider = tuple(map(_setting, asked.provider))
     methods, questions = with_parts(asked.methods or DEFAULT_METHODS, asked.parts, provider)
     arms = {name: _arm(name, spec) for name in methods}
+    if isinstance(spec, LabSpec) and spec.real:
+        raise InvalidRecipe("the real model's lab is for `spard bench detectors`", "recipe")
     arena = open_arena(asked.recipe, spec, asked.labs or asked.out / "labs")
     bench = Bench(
         arena,

