@@ -63,7 +63,7 @@ REAL = DemoSetup(
     options={"hyperparameters": {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 0.35}},
     limit=60,
     environment={
-        "SPARD_JUDGE": "on_topic",  # the lab's own, measured on replies of this model that a person labeled
+        "SPARD_JUDGE": "on_topic",  # the lab's own, measured on labeled replies of this model
         "SPARD_WORKER_THREADS": "2",  # both cores, because jobs run one after the other
         "SPARD_CHECKPOINT_PROMPTS": "0",  # no audits of epochs before the last one, which would take four minutes
     },
