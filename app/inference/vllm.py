@@ -65,7 +65,7 @@ class Vllm:
     def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin) -> None:
         self._settings, self._prover, self._clients, self._begin = settings, prover, clients, begin
         self._gate = Gate(settings.serving_adapters_dir)
-        self.adapters = Adapters(settings, storage, prover, self._gate, begin)
+        self.adapters = Adapters(settings, storage, prover, self._gate, begin, self._end_streams)
         self._schemas: OrderedDict[str, None] = OrderedDict()  # schemas that the prover has accepted
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -183,14 +183,16 @@ class Vllm:
             await asyncio.sleep(self._settings.serving_canary_s)
             try:
                 async with self._client() as client, self._gate.share():
-                    failed = await self.adapters.prove_again(client)
+                    await self.adapters.prove_again(client)
             except Exception:  # this task is the only one that checks, so it must go on
                 log.exception("what the server answers with cannot be looked at")
-                continue
-            for name, stream in list(self._streams.values()):
-                if name in failed:
-                    stream.put(NotServed("The server answered with other weights than were proved; try again."))
-                    stream.cancel()
+
+    def _end_streams(self, name: str) -> None:
+        """End the replies that a model is writing, because the server answers with other weights for it."""
+        for model, stream in list(self._streams.values()):
+            if model == name:
+                stream.put(NotServed("The server answered with other weights than were proved; try again."))
+                stream.cancel()
 
     def _client(self) -> AbstractAsyncContextManager[AsyncOpenAI]:
         key = self._settings.serving_api_key

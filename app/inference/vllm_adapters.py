@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,11 +116,22 @@ class Resident:
 
 
 class Adapters:
-    """The models of one server, by name; an adapter's name derives from its digest, so no name is used twice."""
+    """The models of one server, by name; an adapter's name derives from its digest, so no name is used twice.
 
-    def __init__(self, settings: Settings, storage: Storage, own: Embedded, gate: Gate, begin: Begin) -> None:
+    `end_replies` is called with the name of a model as soon as one of its probes fails, before any other is awaited.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        storage: Storage,
+        own: Embedded,
+        gate: Gate,
+        begin: Begin,
+        end_replies: Callable[[str], None],
+    ) -> None:
         self._settings, self._storage, self._own, self._gate = settings, storage, own, gate
-        self._begin = begin
+        self._begin, self._end_replies = begin, end_replies
         self.residents: dict[str, Resident] = {}
         self._loads: dict[str, asyncio.Task[Resident]] = {}
         self._loader = asyncio.Lock()  # serializes loads
@@ -150,15 +162,13 @@ class Adapters:
         """Load and prove a model again at its next request."""
         self.residents.pop(name, None)
 
-    async def prove_again(self, client: AsyncOpenAI) -> list[str]:
-        """Probe all models that were used since their last probe; forget the failed ones and return their names.
+    async def prove_again(self, client: AsyncOpenAI) -> None:
+        """Probe all models that were used since their last probe; end the replies of failed ones and forget these.
 
         If one fails, all others are probed too, because the same cause may have changed them.
         """
-        failed = await self._prove(client, [each for each in self.residents.values() if each.is_used])
-        if failed:
-            failed += await self._prove(client, list(self.residents.values()))
-        return failed
+        if await self._prove(client, [each for each in self.residents.values() if each.is_used]):
+            await self._prove(client, list(self.residents.values()))
 
     async def unload(self, client: AsyncOpenAI, digest: str) -> None:
         """Unload an adapter from the server and remove its files; raise `engine_lost` if the server does not answer."""
@@ -272,6 +282,7 @@ class Adapters:
                 others = [select_probes(each, places) for each in self._others(resident)]
                 check_adapter(found, own, others)
         except AppError as error:
+            self._end_replies(resident.name)
             if self.residents.get(resident.name) is resident:
                 self.forget(resident.name)
             log.error("%s is answered no more until it is proved anew: %s", resident.name, error.message)

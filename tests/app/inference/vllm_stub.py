@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from spard.models.base import Base, load_base
 from tests.app.inference.conftest import Lab
 from worker.engine.batch import BASE, Batch
 from worker.engine.replies import Text
+
+END_S = 60.0
 
 
 class Refusal(Exception):
@@ -262,5 +265,18 @@ def serve_by_stub(lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch, **set
         own = {"serving_url": state.url, "serving_adapters_dir": folder / "adapters", "serving_canary_s": 3600.0}
         changed, storage = lab.settings.model_copy(update=own | settings), lab.app.state.storage
         begin = partial(db.transaction, lab.app.state.engine)
-        monkeypatch.setattr(serving, "engines", Engine(changed, storage, serving.engines, serving.clients, begin))
+        engine = Engine(changed, storage, serving.engines, serving.clients, begin)
+        monkeypatch.setattr(serving, "engines", engine)
         yield state
+        end_checks(engine)
+
+
+def end_checks(engine: Engine) -> None:
+    """End the regular checks of an engine, which would otherwise leave a connection to the stub open."""
+    checks = engine._canary
+    if checks is not None and not checks.done():
+        checks.get_loop().call_soon_threadsafe(checks.cancel)
+        end = time.monotonic() + END_S
+        while not checks.done():
+            assert time.monotonic() < end, "the checks do not end"
+            time.sleep(0.01)
