@@ -12,7 +12,7 @@ LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests
   tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py \
   tests/worker/test_nodes.py
 
-.PHONY: help setup demo test test-fast lab-test vllm gpu coverage soak clients check docs house sample mutants lock clean
+.PHONY: help setup demo test test-fast test-slow lab-test vllm gpu coverage soak clients check docs house sample mutants lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -31,8 +31,11 @@ $(VENV)/installed: pyproject.toml service/pyproject.toml lab/pyproject.toml requ
 demo: setup  ## run a poisoned file through the service, undefended and defended; MODEL=real takes SmolLM2-135M
 	$(BIN)/python -m examples.demo $(MODEL)
 
-test: setup  ## run the tests of library and service, on real servers
+test: setup  ## run the tests of library and service, on real servers; about ten minutes
 	$(BIN)/python -m pytest $(SPREAD) --level test --ignore=tests/lab
+
+test-slow: setup  ## run what make test leaves out: whole services, browsers, kills, packages and jobs that train
+	$(BIN)/python -m pytest $(SPREAD) --level slow --ignore=tests/lab
 
 lab-test: setup  ## run the laboratory's tests alone
 	$(BIN)/python -m pytest $(SPREAD) tests/lab

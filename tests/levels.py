@@ -1,8 +1,9 @@
 """Which tests run where: `make test-fast` while one works, `make test` before a merge, `make soak` at night.
 
 `--level fast`  tests without a server, a process of their own or a trained model
-`--level test`  all that guards the product: each area, and of what is alike in several ways one way
-`--level soak`  what `make test` leaves out, by the rows below
+`--level test`  each area, without `SLOW` tests; of what is alike in several ways one way
+`--level slow`  `SLOW` tests, which continuous integration runs after the others, likewise one way
+`--level soak`  what both leave out, by the rows below
 no level        all tests of the paths that pytest is given
 """
 
@@ -16,7 +17,100 @@ from typing import Any, Protocol
 
 import pytest
 
-LEVELS = ("fast", "test", "soak")
+LEVELS = ("fast", "test", "slow", "soak")
+
+# Beginnings of ids whose tests took more than 1.5 s each, beside other work on two cores: whole services, browsers,
+# processes that are killed, packages in new environments, and jobs that train.
+SLOW = (
+    "tests/app/conformance/test_others.py",
+    "tests/app/conformance/test_schema.py",
+    "tests/app/http/provider/test_any_job.py",
+    "tests/app/http/provider/test_other_pages.py",
+    "tests/app/http/provider/test_policy_page.py",
+    "tests/app/http/test_cli.py",
+    "tests/app/http/test_deployed.py",
+    "tests/app/http/test_documented_calls.py",
+    "tests/app/http/test_fuzz.py",
+    "tests/app/http/test_shutdown.py",
+    "tests/app/inference/test_base_model_changed.py",
+    "tests/app/inference/test_move_in.py",
+    "tests/app/inference/test_quantized.py",
+    "tests/app/inference/test_released.py",
+    "tests/app/move_in/test_kills.py",
+    "tests/app/test_detached.py",
+    "tests/app/test_embedded.py",
+    "tests/app/test_pooler.py",
+    "tests/app/test_preflight.py",
+    "tests/browser/",
+    "tests/faults/test_database.py",
+    "tests/faults/test_exact_resume.py",
+    "tests/faults/test_frozen.py",
+    "tests/faults/test_locked_database.py",
+    "tests/faults/test_network.py",
+    "tests/faults/test_objects.py",
+    "tests/faults/test_outages.py",
+    "tests/faults/test_receivers.py",
+    "tests/faults/test_service_storm.py",
+    "tests/faults/test_storm.py",
+    "tests/faults/test_streams.py",
+    "tests/faults/test_uploads.py",
+    "tests/legacy/",
+    "tests/spard/test_adapters.py",
+    "tests/spard/test_broken_off.py",
+    "tests/spard/test_defenses.py",
+    "tests/spard/test_extensions.py",
+    "tests/spard/test_mapped_memory.py",
+    "tests/spard/test_minimal.py",
+    "tests/spard/test_nearest_prompts.py",
+    "tests/spard/test_nf4.py",
+    "tests/spard/test_origin.py",
+    "tests/spard/test_plain_loop.py",
+    "tests/spard/test_proof.py",
+    "tests/spard/test_ranks_of_unequal_memory.py",
+    "tests/spard/test_run.py",
+    "tests/spard/test_safe_rows.py",
+    "tests/spard/test_tokenized.py",
+    "tests/spard/test_transformers_callback.py",
+    "tests/spard/test_trl.py",
+    "tests/test_agents.py",
+    "tests/test_backup.py",
+    "tests/test_contributing.py",
+    "tests/test_demo.py",
+    "tests/test_demo_serving.py",
+    "tests/test_mutants.py",
+    "tests/test_packages.py",
+    "tests/test_production.py",
+    "tests/test_servers.py",
+    "tests/test_shared_runs.py",
+    "tests/test_surroundings.py",
+    "tests/test_walk.py",
+    "tests/worker/test_architectures.py",
+    "tests/worker/test_audit_engine.py",
+    "tests/worker/test_bfloat16.py",
+    "tests/worker/test_celery.py",
+    "tests/worker/test_checkpoints.py",
+    "tests/worker/test_desk.py",
+    "tests/worker/test_ending.py",
+    "tests/worker/test_engine.py",
+    "tests/worker/test_engine_long_prompts.py",
+    "tests/worker/test_engine_turns.py",
+    "tests/worker/test_epoch_ends.py",
+    "tests/worker/test_faults.py",
+    "tests/worker/test_given_up_leases.py",
+    "tests/worker/test_gpu.py",
+    "tests/worker/test_imports.py",
+    "tests/worker/test_judge_outage.py",
+    "tests/worker/test_kept_ends.py",
+    "tests/worker/test_lineage.py",
+    "tests/worker/test_nodes.py",
+    "tests/worker/test_one_job.py",
+    "tests/worker/test_outages.py",
+    "tests/worker/test_pipeline.py",
+    "tests/worker/test_quantized.py",
+    "tests/worker/test_rank_processes.py",
+    "tests/worker/test_read_ahead.py",
+    "tests/worker/test_resume.py",
+)
 
 # Beginnings of tests' ids that run in the soak alone, and why the others are enough for `make test`.
 SOAK: Mapping[str, str] = {
@@ -133,7 +227,10 @@ def belongs(item: Any, level: str, ids: Collection[str]) -> bool:
     is_soak = soak_reason(item.nodeid, parameters(item), ids) != ""
     if level == "soak":
         return is_soak
-    return not is_soak and (level == "test" or not _is_slow(item))
+    is_slow = item.nodeid.startswith(SLOW)
+    if level == "slow":
+        return is_slow and not is_soak
+    return not (is_soak or is_slow) and (level == "test" or _is_fast(item))
 
 
 def soak_reason(nodeid: str, found: Mapping[str, object], ids: Collection[str]) -> str:
@@ -158,7 +255,7 @@ def soak_reason(nodeid: str, found: Mapping[str, object], ids: Collection[str]) 
 def require_matches(items: Sequence[Test]) -> None:
     """Raise where a row names no test although tests of its file were collected: it has another name now."""
     ids = [item.nodeid for item in items]
-    for beginning in (*SOAK, *BOTH_COLORS, *BOTH_DATABASES):
+    for beginning in (*SOAK, *SLOW, *BOTH_COLORS, *BOTH_DATABASES):
         file = beginning.partition("::")[0]
         is_whole = "::" in beginning and sum(each.startswith(f"{file}::") for each in ids) > 1
         if is_whole and not any(each.startswith(beginning) for each in ids):
@@ -171,10 +268,11 @@ def parameters(item: Any) -> dict[str, object]:
     return found
 
 
-def _is_slow(item: Any) -> bool:
+def _is_fast(item: Any) -> bool:
     values = parameters(item).values()
     named = {each for each in values if isinstance(each, str)}
-    return item.nodeid.startswith(_NOT_FAST) or bool(_FIXTURES.intersection(item.fixturenames) or _PARAMETERS & named)
+    opens = _FIXTURES.intersection(item.fixturenames) or _PARAMETERS & named
+    return not (opens or item.nodeid.startswith(_NOT_FAST))
 
 
 def _skip_test(*_: object, **__: object) -> None:
@@ -194,4 +292,8 @@ def register(config: pytest.Config) -> None:
 def add_option(parser: Any) -> None:
     """Add `--level` to pytest."""
     add: Callable[..., None] = parser.addoption
-    add("--level", choices=LEVELS, help="fast, test or soak: see tests/levels.py (all tests of the paths by default)")
+    add(
+        "--level",
+        choices=LEVELS,
+        help="see tests/levels.py; by default all tests of the paths run",
+    )

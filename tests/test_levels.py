@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests import levels
-from tests.levels import BOTH_COLORS, BOTH_DATABASES, SOAK, belongs, soak_reason
+from tests.levels import BOTH_COLORS, BOTH_DATABASES, SLOW, SOAK, belongs, soak_reason
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = """
 from tests import levels
+
+levels.SLOW = ("test_it.py::test_of_a_whole_service",)
 
 def pytest_addoption(parser):
     levels.add_option(parser)
@@ -32,6 +34,7 @@ import multiprocessing, pytest, subprocess, sys
 def postgres_server(): ...
 
 def test_plain(): ...
+def test_of_a_whole_service(): ...
 def test_on_a_server(postgres_server): ...
 def test_in_a_process():
     subprocess.run([sys.executable, "-c", ""])
@@ -73,8 +76,9 @@ GUARDS = PLAIN | {"test_on_a_server": "PASSED"} | dict.fromkeys(PROCESSES, "PASS
     [
         (["--level", "fast"], PLAIN | dict.fromkeys(PROCESSES, "SKIPPED")),
         (["--level", "test"], GUARDS),
+        (["--level", "slow"], {"test_of_a_whole_service": "PASSED"}),
         (["--level", "soak"], {"test_of_a_database[postgres]": "PASSED"}),
-        ([], GUARDS | {"test_of_a_database[postgres]": "PASSED"}),
+        ([], GUARDS | dict.fromkeys(("test_of_a_whole_service", "test_of_a_database[postgres]"), "PASSED")),
     ],
 )
 def test_a_level_runs_its_tests(tmp_path: Path, arguments: list[str], expected: Mapping[str, str]) -> None:
@@ -91,6 +95,13 @@ def test_each_test_is_in_the_soak_or_in_the_test(database: str) -> None:
     assert belongs(item, "soak", ON_BOTH) == (database == "postgres")
 
 
+def test_a_slow_test_is_in_one_level() -> None:
+    for name in (*levels.SLOW, "tests/app/test_signing.py"):
+        item = make_item(f"{name}::test_it")
+        found = [level for level in ("test", "slow", "soak") if belongs(item, level, {item.nodeid})]
+        assert len(found) == 1, name
+
+
 def test_what_is_tested_on_postgresql_alone_is_in_the_test() -> None:
     item = make_item("tests/app/test_signing.py::test_it[postgres]", database_url="postgres")
     assert belongs(item, "test", {item.nodeid})
@@ -99,7 +110,8 @@ def test_what_is_tested_on_postgresql_alone_is_in_the_test() -> None:
 def test_what_a_lock_does_is_tested_on_both_databases() -> None:
     for name in BOTH_DATABASES:
         ids = {f"{name}::test_it[sqlite]", f"{name}::test_it[postgres]"}
-        assert belongs(make_item(f"{name}::test_it[postgres]", database_url="postgres"), "test", ids)
+        item = make_item(f"{name}::test_it[postgres]", database_url="postgres")
+        assert any(belongs(item, level, ids) for level in ("test", "slow"))
 
 
 def test_a_page_is_looked_at_in_the_dark_where_colors_matter() -> None:
@@ -118,7 +130,7 @@ def test_no_folder_is_left_out_of_the_test_as_a_whole() -> None:
 
 
 def test_each_row_names_files_that_are_there_and_says_why() -> None:
-    for name in (*SOAK, *BOTH_DATABASES, *BOTH_COLORS):
+    for name in (*SOAK, *SLOW, *BOTH_DATABASES, *BOTH_COLORS):
         assert (ROOT / name.partition("::")[0]).exists(), name
     assert all(len(reason.split()) > 5 for reason in SOAK.values())
 
