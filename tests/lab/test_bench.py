@@ -11,7 +11,7 @@ from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
 from spard_lab.bench.differences import methods_table, paired_table
 from spard_lab.bench.lab import LabSource
-from spard_lab.bench.measure import Measurement, run_key
+from spard_lab.bench.measure import Measurement, prepare, run_key
 from spard_lab.bench.methods import change_setting, has_setting, method_recipe
 from spard_lab.bench.report import Summary, figures, make_tables, results_csv, results_md, summaries, summarize
 from spard_lab.bench.source import Inputs
@@ -23,6 +23,7 @@ from spard.digests import folder_digest
 from spard.errors import InvalidRecipe
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.statistics import rate
+from spard.models.base import load_base
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 FEW_STEPS = Recipe(
@@ -170,10 +171,24 @@ def test_the_lab_has_an_unaligned_twin_for_safelora(source: LabSource, inputs: I
     (_, cell) = method_cells(source, replace(ASKED, methods=("safelora",)))
     assert isinstance(cell.recipe.defense, SafeLora)
 
-    twin = str(cell.recipe.defense.base_unaligned)
+    twin = Path(str(cell.recipe.defense.base_unaligned))
+    assert twin.parent == Path(inputs.model).parent
+    assert inputs.make_unaligned
+    inputs.make_unaligned()
+    assert folder_digest(twin) != inputs.digest
 
-    assert Path(twin).parent == Path(inputs.model).parent
-    assert folder_digest(Path(twin)) != inputs.digest
+
+@pytest.mark.parametrize(("method", "is_made"), [("none", False), ("safelora", True)])
+def test_the_twin_is_made_for_the_methods_that_need_it(
+    source: LabSource, inputs: Inputs, tmp_path: Path, method: str, is_made: bool
+) -> None:
+    (_, cell) = method_cells(source, replace(ASKED, methods=(method,)))
+    made: list[str] = []
+    own = replace(inputs, make_unaligned=lambda: made.append("twin"))
+    base = load_base(own.model, device="cpu")
+    short = replace(cell, n=8)
+    prepare(base, short, own, source.judge, tmp_path)
+    assert bool(made) == is_made
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from spard_lab.bench.files import FileSource
 from spard_lab.bench.lab import LabSource, open_untrained
 from spard_lab.bench.spec import FilesSpec, LabSpec, load_spec
 from spard_lab.lab import make
+from spard_lab.lab.pools import make_two_sided
 
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, ask
@@ -229,7 +230,7 @@ def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(
 
 def test_a_lab_that_is_made_is_what_an_estimate_uses(lab: Path, tmp_path: Path) -> None:
     shutil.copytree(lab, tmp_path / "seed-1")
-    (tmp_path / "seed-1" / lab_source.UNALIGNED).symlink_to("model")
+    make_two_sided(tmp_path / "seed-1", 1)
     source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
 
     with open_untrained(source) as labs:

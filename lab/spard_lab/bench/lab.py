@@ -112,15 +112,14 @@ class LabSource:
         return found
 
     def make(self, seed: int, split: Split) -> Inputs:
-        """Return the inputs of a seed; make its lab, unaligned twin and further pools if they do not exist.
+        """Return the inputs of a seed; make its lab and further pools if they do not exist.
 
-        Making a lab takes minutes.
+        Making a lab takes minutes. Its unaligned twin is made with the first run that needs it.
         """
         lab = self.make_lab(seed)
         if self.spec.natural:
             join_sides(lab, seed)
         else:
-            make_unaligned(lab, seed)
             make_paraphrased(lab, seed)
             make_two_sided(lab, seed)
         task = load_rows(lab / "train.jsonl")
@@ -131,6 +130,7 @@ class LabSource:
             attacks=_Attacks((*self.attacks, *self.more_attacks), partial(_attack, lab, seed, task, split)),
             pools={TWO_SIDED: lab / FILE, **{pool.name: lab / pool.path for pool in self.spec.pools}},
             device=self.device,
+            make_unaligned=None if self.spec.natural else partial(make_unaligned, lab, seed),
         )
 
     def make_lab(self, seed: int) -> Path:
@@ -181,7 +181,7 @@ class UntrainedLabs(LabSource):
         return lab
 
     def _is_made(self, seed: int) -> bool:
-        return (LabSource._lab(self, seed) / UNALIGNED).exists()  # made after everything else that takes long
+        return (LabSource._lab(self, seed) / FILE).exists()  # made after everything else
 
     def _lab(self, seed: int) -> Path:
         return LabSource._lab(self, seed) if self._is_made(seed) else self.aside / "lab"

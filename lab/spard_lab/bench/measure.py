@@ -32,7 +32,7 @@ from spard.release.records import read_record
 from spard.replacement import write_atomically
 from spard_lab.attacks.rows import Row
 from spard_lab.bench.cells import BASE, Cell, training_rows
-from spard_lab.bench.methods import selection_name
+from spard_lab.bench.methods import UNALIGNED, selection_name
 from spard_lab.bench.source import Inputs, json_digest
 
 _PROMPT = tuple(each.name for each in fields(Prompt))
@@ -164,7 +164,12 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
 
 
 def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: int = 0) -> Prepared:
-    """Read the rows of a cell's job and select its safe set; the file of the rows is written to `folder`."""
+    """Read the rows of a cell's job and select its safe set; the file of the rows is written to `folder`.
+
+    The model before its alignment is made first if the cell's defense needs it.
+    """
+    if inputs.make_unaligned and UNALIGNED in cell.recipe.defense.models:
+        inputs.make_unaligned()
     context = Context(_run_spec(cell, inputs, judge, folder, job), base, Reporter(_log_warning))
     return Prepared(context, rows.prepare(context))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -41,7 +41,8 @@ class Inputs:
     """Everything that the runs of one seed share.
 
     `digest` identifies the base model's bytes, or its hub id and revision. A model with random weights, which only
-    estimates use, is not `is_trained`.
+    estimates use, is not `is_trained`. `make_unaligned` makes the model before its alignment for defenses that need it;
+    None if it is there already or has to be named.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Inputs:
     revision: str | None = None
     device: str | None = None  # None: a GPU if there is one
     is_trained: bool = True
+    make_unaligned: Callable[[], object] | None = field(default=None, repr=False, compare=False)
 
 
 class Source(Protocol):
