@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -105,7 +105,7 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
 
 def _rows_at_once(base: Base, prompt: list[int]) -> int:
     """Return how many replies the probe writes at once: as many as an audit, fewer on a slow machine."""
-    alone_s, _ = _fastest(lambda: complete(base.model, base.tokenizer, [prompt], 2), _REPEATS)
+    alone_s, _ = _fastest(lambda: complete(base.model, base.tokenizer, [prompt], 2), _REPEATS, base.device)
     most = budget.generated_rows(base.model, len(prompt), _WHOLE_REPLY)
     return max(1, min(_REPLIES, most, int(PROBE_S / alone_s)))
 
@@ -116,7 +116,8 @@ def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, 
     Short replies come first and decide if whole ones are affordable; else a reply counts as long as it may be.
     """
     for limit in (_SHORT_REPLY, _WHOLE_REPLY):
-        seconds, texts = _fastest(partial(complete, base.model, base.tokenizer, [prompt] * count, limit), _REPEATS)
+        write = partial(complete, base.model, base.tokenizer, [prompt] * count, limit)
+        seconds, texts = _fastest(write, _REPEATS, base.device)
         lengths = [max(1, len(base.tokenizer.encode(text, add_special_tokens=False))) for text in texts]
         rate, mean = sum(lengths) / seconds, sum(lengths) / len(lengths)
         # Replies that end well before the limit are as long as they get, so whole ones would measure the same.
@@ -127,7 +128,9 @@ def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, 
 
 def _training_rate(base: Base, model: Any, row: Encoded, count: int) -> float:
     """Return the tokens per second of forward and backward passes over batches of `count` rows."""
-    batch = collate([row] * count, base.tokenizer.pad_token_id, base.device)
+    # Rows that begin alike would go through the model once, up to where they differ.
+    rows = [replace(row, ids=(token, *row.ids[1:])) for token in range(count)]
+    batch = collate(rows, base.tokenizer.pad_token_id, base.device)
     theta = [each for each in model.parameters() if each.requires_grad]
     token_losses(model, batch)  # the first pass warms up
 
@@ -136,24 +139,34 @@ def _training_rate(base: Base, model: Any, row: Encoded, count: int) -> float:
         torch.autograd.grad(loss, theta, allow_unused=True)
         return loss.item()  # a GPU has done all of it then
 
-    seconds, _ = _fastest(train_once, _PASSES)
+    seconds, _ = _fastest(train_once, _PASSES, base.device)
     return round(count * row.tokens / seconds, 3)
 
 
-def _fastest(do: Callable[[], T], repeats: int) -> tuple[float, T]:
+def _fastest(do: Callable[[], T], repeats: int, device: torch.device) -> tuple[float, T]:
     """Return the seconds of the fastest of at most `repeats` runs within `PROBE_S`, and the last result.
 
-    Other work on the machine only adds time: two threads that wait for a core took 300 times as long here, and an
-    estimate of a quarter of an hour became one of two days.
+    On a CPU a first run has one thread and counts with its CPU time, which other work on the machine does not change.
+    Threads that wait for one another and for a core took 300 times as long: an estimate of a quarter of an hour became
+    two days.
     """
-    taken: list[float] = []
+    threads, began, taken = torch.get_num_threads(), time.perf_counter(), list[float]()
+    if device.type == "cpu" and threads > 1:
+        busy = time.process_time()
+        torch.set_num_threads(1)
+        try:
+            result = do()
+        finally:
+            torch.set_num_threads(threads)
+        taken.append(max(time.process_time() - busy, 1e-6))
     while True:
+        # Another run must fit into the probe's time.
+        spent_s = time.perf_counter() - began
+        if len(taken) == repeats or (taken and spent_s + spent_s / len(taken) > PROBE_S):
+            return min(taken), result
         started = time.perf_counter()
         result = do()
         taken.append(max(time.perf_counter() - started, 1e-6))
-        # Another run must fit into the probe's time.
-        if len(taken) == repeats or sum(taken) + taken[-1] > PROBE_S:
-            return min(taken), result
 
 
 def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:

@@ -6,31 +6,40 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from spard.training import trial
 
+CPU = torch.device("cpu")
+
 
 class SlowModel:
-    """A stand-in for a model whose tokens take time by a clock of its own, so that no machine's speed matters."""
+    """A stand-in for a model whose tokens take time by a clock of its own, so that no machine's speed matters.
+
+    `slowdowns` are the multiples that other work on the machine makes of the next runs' times on the clock.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, row_s: float, words: int = trial._WHOLE_REPLY) -> None:
-        self.now = 0.0
+        self.now, self.busy = 0.0, 0.0
         self.limits: list[int] = []
-        self.stalls = 0  # runs that take 100 times as long, from now on
+        self.slowdowns: list[float] = []
         self._row_s, self._words = row_s, words
+        clocks = SimpleNamespace(perf_counter=lambda: self.now, process_time=lambda: self.busy)
         monkeypatch.setattr(trial, "complete", self.complete)
-        monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(trial, "time", clocks)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
     def complete(self, _model: Any, _tokenizer: Any, rows: list[list[int]], limit: int) -> list[str]:
         words = min(limit, self._words)
         self.limits.append(limit)
-        self.now += self._row_s * words * len(rows) * (100 if self.stalls > 0 else 1)
-        self.stalls -= 1
+        took_s = self._row_s * words * len(rows)
+        self.busy += took_s
+        self.now += took_s * (self.slowdowns.pop(0) if self.slowdowns else 1)
         return [" ".join(["word"] * words)] * len(rows)
 
     def measure(self, rows: int) -> list[float]:
         tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: text.split())
-        base: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
+        base: Any = SimpleNamespace(model=None, tokenizer=tokenizer, device=CPU)
         return [*trial._generation_rate(base, [1], rows)]
 
 
@@ -57,13 +66,28 @@ def test_replies_that_end_by_themselves_are_as_long_as_they_are(monkeypatch: pyt
     assert set(brief.limits) == {trial._SHORT_REPLY}
 
 
-def test_a_run_that_other_work_slows_down_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = 4
+@pytest.mark.parametrize("slowdowns", [[1, 300, 1], [300, 300, 300, 300, 300, 300]])
+def test_other_work_on_the_machine_does_not_change_the_rate(
+    monkeypatch: pytest.MonkeyPatch, slowdowns: list[float]
+) -> None:
+    """One run that waits does not count, and where all wait the CPU time of one thread does."""
     model = SlowModel(monkeypatch, row_s=1e-5)
-    model.stalls = 1
-    assert model.measure(rows) == pytest.approx([1e5, trial._WHOLE_REPLY], rel=1e-3)
+    model.slowdowns = [*slowdowns]
+    assert model.measure(4) == pytest.approx([1e5, trial._WHOLE_REPLY], rel=1e-3)
 
-    model.stalls = 1
-    base: Any = SimpleNamespace(model=None, tokenizer=None)
+
+def test_a_slow_moment_does_not_make_the_probe_write_fewer_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SlowModel(monkeypatch, row_s=1e-5)
+    model.slowdowns = [1e6]
+    base: Any = SimpleNamespace(model=None, tokenizer=None, device=CPU)
     monkeypatch.setattr("spard.models.budget.generated_rows", lambda *_: 1000)
     assert trial._rows_at_once(base, [1]) == trial._REPLIES
+
+
+def test_the_number_of_threads_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    trial._fastest(lambda: None, 3, CPU)
+    trial._fastest(lambda: None, 3, torch.device("cuda"))
+    assert used == [1, 2]
