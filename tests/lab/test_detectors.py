@@ -54,7 +54,9 @@ def test_the_page_names_the_smallest_level_that_its_bank_reaches() -> None:
     head, rows = tables([*BANK, ATTACK, value("clean", 1.0, is_honest=True)])["Recall"]
     cells = dict(zip(head, rows[0], strict=True))
     assert (cells["bank per base"], cells["smallest level"]) == ("10", "9.1%")
-    assert cells["attacks found at 5%"].startswith("0 of 1")
+    assert cells["attacks found at 5%"] == "none can be: 9.1%"
+    assert cells["honest files found at 1%"] == "none can be: 16.7%"  # its own draws are not in its bank
+    assert cells["honest files above all draws of other kinds"].startswith("0 of 1")
 
 
 def test_a_draw_is_half_of_the_rows_and_differs_from_the_next() -> None:

@@ -159,6 +159,7 @@ def tables(found: Sequence[Value]) -> dict[str, Table]:
     """Return the tables of the page: recall and false alarms, attacks one by one, and the values of honest files."""
     head = ("bank per base", "smallest level", *(f"attacks found at {level:.0%}" for level in LEVELS))
     head += tuple(f"honest files found at {level:.0%}" for level in LEVELS)
+    head += ("honest files above all draws of other kinds",)
     files = [_file_row(found, name) for name in dict.fromkeys(each.name for each in found if each.draw == 0)]
     cost = f"{median(each.cpu_s for each in found):.1f}"
     return {
@@ -192,12 +193,23 @@ def smallest_p_values(found: Sequence[Value], *, is_honest: bool) -> dict[tuple[
 
 
 def _recall_row(found: Sequence[Value]) -> tuple[str, ...]:
+    """Return the row of recall; a level that no honest file can reach, for its own draws are left out, has no share."""
     least = min(sum(1 for each in found if each.seed == seed and each.draw) for seed in _seeds(found))
     cells: list[str] = []
     for is_honest in (False, True):
-        p_values = list(smallest_p_values(found, is_honest=is_honest).values())
-        cells += [_share(sum(p <= level for p in p_values), len(p_values)) for level in LEVELS]
-    return (str(least), f"{1 / (1 + least):.1%}", *cells)
+        smallest = smallest_p_values(found, is_honest=is_honest)
+        reached = max((_least_p(found, *file, is_honest) for file in smallest), default=0.0)
+        for level in LEVELS:
+            share = _share(sum(p <= level for p in smallest.values()), len(smallest))
+            cells.append(share if level >= reached else f"none can be: {reached:.1%}")
+    first = sum(p <= _least_p(found, *file, True) for file, p in smallest.items())
+    return (str(least), f"{1 / (1 + least):.1%}", *cells, _share(first, len(smallest)))
+
+
+def _least_p(found: Sequence[Value], name: str, seed: int, without_own: bool) -> float:
+    """Return the smallest p-value that a file can have, above its whole bank."""
+    bank = sum(1 for each in found if each.draw and each.seed == seed and not (without_own and each.name == name))
+    return 1 / (1 + bank)
 
 
 def _file_row(found: Sequence[Value], name: str) -> tuple[str, str, str]:
