@@ -31,7 +31,7 @@ $(VENV)/installed: pyproject.toml service/pyproject.toml lab/pyproject.toml requ
 demo: setup  ## run a poisoned file through the service, undefended and defended; MODEL=real takes SmolLM2-135M
 	$(BIN)/python -m examples.demo $(MODEL)
 
-test: setup  ## run the tests of library and service, on real servers; about ten minutes
+test: setup  ## run the tests of library and service, on real servers; twelve minutes on two cores
 	$(BIN)/python -m pytest $(SPREAD) --level test --ignore=tests/lab
 
 test-slow: setup  ## run what make test leaves out: whole services, browsers, kills, packages and jobs that train

@@ -20,7 +20,7 @@ import pytest
 LEVELS = ("fast", "test", "slow", "soak")
 
 # Beginnings of ids whose tests took more than 1.5 s each, beside other work on two cores: whole services, browsers,
-# processes that are killed, packages in new environments, and jobs that train.
+# processes that are killed, packages in new environments, and jobs that train; and two long files of shorter tests.
 SLOW = (
     "tests/app/conformance/test_others.py",
     "tests/app/conformance/test_schema.py",
@@ -32,6 +32,7 @@ SLOW = (
     "tests/app/http/test_documented_calls.py",
     "tests/app/http/test_fuzz.py",
     "tests/app/http/test_shutdown.py",
+    "tests/app/http/test_writes_at_once.py",
     "tests/app/inference/test_base_model_changed.py",
     "tests/app/inference/test_move_in.py",
     "tests/app/inference/test_quantized.py",
@@ -74,6 +75,7 @@ SLOW = (
     "tests/spard/test_trl.py",
     "tests/test_agents.py",
     "tests/test_backup.py",
+    "tests/test_compatibility.py",
     "tests/test_contributing.py",
     "tests/test_demo.py",
     "tests/test_demo_serving.py",
