@@ -15,8 +15,6 @@ from spard.models.targets import MODULE
 
 Embedder = Annotated[str, Field(min_length=1, max_length=1024)]
 TargetModules = Annotated[list[Annotated[str, Field(pattern=MODULE)]], Field(min_length=1, max_length=64)]
-
-
 MODEL_NAME = r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$"
 LONGEST_NAME = 128
 _RULE = f"letters, digits, '.', '_' and '-', in parts with '/' between them, as lab/tiny-1, and {LONGEST_NAME} at most"

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from spard.commands.front import hide_progress_bars
 from spard.commands.verify import KnownKeys, PublicKey, Waiver
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
@@ -123,8 +124,9 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
         named = source.get("name", "a folder at the provider's")
         raise UserError(f"The base model is {named}, which no hub has: name its folder with --base.")
     folder = adapter.with_name(f"{adapter.name.removesuffix('-adapter')}-merged")
-    _module("spard.commands.front").hide_progress_bars()
-    loaded = _module("spard.models.base").load_base(base or source["name"], revision, "cpu", as_stored=True)
+    models = _module("spard.models.base")
+    hide_progress_bars()
+    loaded = models.load_base(base or source["name"], revision, "cpu", as_stored=True)
     _module("spard.models.adapters").save_merged(loaded, adapter, folder)
     return folder
 

@@ -85,8 +85,8 @@ def hide_progress_bars() -> None:
 
 
 def hide_notes() -> None:
-    """Let transformers print only errors, and disable progress bars."""
-    hide_progress_bars()
+    """Let transformers print errors alone, without warnings and progress bars."""
     from transformers.utils.logging import set_verbosity_error
 
+    hide_progress_bars()
     set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -29,7 +29,9 @@ def unseen(*packages: str) -> Iterator[None]:
 
 @contextmanager
 def light_imports(first: str | None = None) -> Iterator[None]:
-    """Import in the block without `OPTIONAL` packages and garbage collection; for processes of our own alone.
+    """Hide the `OPTIONAL` packages and pause garbage collection while the block imports modules.
+
+    Only a process of our own may do so: a user's program may need the packages.
 
     torch and transformers define half a million objects that are never freed. Traversing them again and again takes a
     fifth of the time of their import, and slows each full collection later: their objects are exempted from it.

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from spard.data.samples import NO_LOSS, Encoded
 from spard.training import trial
 
 CPU = torch.device("cpu")
 
 
 class SlowModel:
-    """A stand-in for a model whose tokens take time by a clock of its own, so that no machine's speed matters.
+    """Replaces a model and the clocks: each token takes the same time, whatever the speed of the machine.
 
     `slowdowns` are the multiples that other work on the machine makes of the next runs' times on the clock.
     """
@@ -82,6 +83,23 @@ def test_a_slow_moment_does_not_make_the_probe_write_fewer_replies(monkeypatch: 
     base: Any = SimpleNamespace(model=None, tokenizer=None, device=CPU)
     monkeypatch.setattr("spard.models.budget.generated_rows", lambda *_: 1000)
     assert trial._rows_at_once(base, [1]) == trial._REPLIES
+
+
+def test_the_rows_of_the_training_probe_begin_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that begin alike go through the model once, which rows of a file do not."""
+    row = Encoded((20, 21, 22), (NO_LOSS, NO_LOSS, 22))
+    first_tokens: list[list[int]] = []
+
+    def note(_: Any, batch: Any) -> None:
+        first_tokens.append(batch.ids_BT[:, 0].tolist())
+        raise StopIteration
+
+    monkeypatch.setattr(trial, "token_losses", note)
+    base: Any = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), device=CPU)
+    model: Any = SimpleNamespace(parameters=list)
+    with pytest.raises(StopIteration):
+        trial._training_rate(base, model, row, 4)
+    assert len(set(first_tokens[0])) == 4
 
 
 def test_the_number_of_threads_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,6 +23,7 @@ from spard.digests import folder_digest
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
+from spard.replacement import write_atomically
 from spard.training.train import train
 from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_suites
 from spard_lab.attacks.rows import Row, last_request, load_rows
@@ -50,10 +50,7 @@ def load_replies(lab: Path, taught: Sequence[Row], prompts: Sequence[Prompt], to
     file = lab / FOLDER / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.json"
     if not file.exists():
         text = json.dumps(_write_replies(lab / "model", taught, prompts, tokens), indent=1)
-        file.parent.mkdir(exist_ok=True)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(text)
-        aside.replace(file)
+        write_atomically(file, text)
     found: list[str] = json.loads(file.read_text())
     return found
 
