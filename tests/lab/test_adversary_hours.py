@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from spard_lab.adversary.base import all_attacks
 from spard_lab.adversary.lab import LabArena
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
-from spard_lab.bench.adversary import rounds
+from spard_lab.bench.adversary import hours
 from spard_lab.bench.adversary.hours import (
-    FEW,
     ArmHours,
     Probe,
     Setup,
@@ -22,12 +22,14 @@ from spard_lab.bench.adversary.hours import (
     estimate_hours,
     hours_table,
 )
-from spard_lab.bench.adversary.rounds import Bench, Round, build_match, round_key
+from spard_lab.bench.adversary.rounds import REPLY_TOKENS, Bench, Round, build_match, round_key
 from spard_lab.bench.measure import write_run
 from spard_lab.bench.methods import method_recipe
 from spard_lab.bench.spec import LabSpec
 
 from spard.config import JudgeSpec
+from spard.data.rows import Prompt
+from spard.models.base import Base
 from tests.lab.test_adversary_bench import FEW_STEPS
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
@@ -77,10 +79,10 @@ def test_rounds_that_were_played_say_what_others_take(bench: Bench, monkeypatch:
 def test_prompts_in_a_dress_are_asked_as_well(bench: Bench) -> None:
     ground = bench.arena.open_ground(1)
     counts = {
-        name: count_prompts(build_match(bench, ground, ATTACKS[name], 1), FEW)
+        name: count_prompts(build_match(bench, ground, ATTACKS[name], 1), 8)
         for name in ("plain", "prefill", "honest_law")
     }
-    assert counts == {"plain": 3 * FEW, "prefill": 5 * FEW, "honest_law": 4 * FEW}  # at half of the steps too
+    assert counts == {"plain": 3 * 8, "prefill": 5 * 8, "honest_law": 4 * 8}  # at half of the steps too
 
 
 def test_the_table_ends_with_the_sum() -> None:
@@ -93,7 +95,7 @@ def test_the_command_probes_and_plays_no_round(
 ) -> None:
     monkeypatch.setattr(command, "open_arena", lambda recipe, spec, folder: bench.arena)
     monkeypatch.setattr(command, "load_spec", lambda name, environment: LabSpec(recipe=FEW_STEPS))
-    monkeypatch.setattr(rounds, "REPLY_TOKENS", 2)
+    monkeypatch.setattr(hours, "REPLY_TOKENS", 2)
     line = ["adversary", "--recipe", "lab", "--out", str(bench.folder), "--seeds", "1", "--attacks", "ten_shot"]
 
     assert main([*line, "--methods", "none", "--prompts", "8", "--estimate"]) == 0
@@ -103,3 +105,59 @@ def test_the_command_probes_and_plays_no_round(
     assert "| none | 1 | 0 | 0 | " in text
     assert not (bench.folder / "runs").exists()
     assert not (bench.folder / "result.json").exists()
+
+
+def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def reply_seconds(base: Base, prompts: Sequence[Prompt], limit: int) -> float:
+        asked.append(limit)
+        return 0.5
+
+    monkeypatch.setattr(hours, "reply_seconds", reply_seconds)
+    # `subliminal` and `many_triggers` ask the base model when they are built.
+    attacks = [ATTACKS[name] for name in ("plain", "subliminal", "many_triggers")]
+    arms = {name: method_recipe(name, FEW_STEPS, {}) for name in ("spard", "spard+tau=0.3", "none")}
+
+    found = estimate_hours(replace(bench, arms=arms, attacks=attacks, seeds=(2, 1)))
+
+    assert not (bench.arena.folder / "seed-2").exists()
+    assert [(each.rounds, each.known) for each in found] == [(6, 0)] * 3
+    assert all(each.seconds > 0 for each in found)
+    assert 0 < asked[0] < REPLY_TOKENS  # an untrained model does not end its replies by itself
+
+
+def test_arms_with_the_same_defense_share_one_timing_when_it_gets_long(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[str] = []
+
+    def time_setup(probe: Probe, method: str) -> Setup:
+        timed.append(method)
+        return Setup(100.0, 1.0)
+
+    monkeypatch.setattr(Probe, "_time_setup", time_setup)
+    monkeypatch.setattr(Probe, "reply_s", 0.5)
+    monkeypatch.setattr(hours, "TIMING_S", 0.0)
+    arms = {name: method_recipe(name, FEW_STEPS, {}) for name in ("spard", "none", "spard+tau=0.3")}
+
+    found = {each.method: each for each in estimate_hours(replace(bench, arms=arms, seeds=(1,)))}
+
+    assert timed == ["spard", "none"]
+    assert [each.method for each in found.values() if not each.is_timed] == ["spard+tau=0.3"]
+    assert found["spard+tau=0.3"].seconds == found["spard"].seconds
+    assert [row[-1][0] == "~" for row in hours_table(list(found.values()))[1]] == [False, False, True, False]
+
+
+def test_the_pool_is_embedded_as_often_as_the_set_up_reads_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = bench.arena.open_ground(1)
+    match = build_match(bench, ground, ATTACKS["plain"], 1)
+    monkeypatch.setattr(Probe, "reply_s", 0.0)
+    monkeypatch.setattr(Probe, "embed_s", 2.0)
+    probe = Probe(bench, match)
+    seconds = []
+    for passes in (0, 2):
+        monkeypatch.setattr(Probe, "setup", lambda *_, passes=passes: Setup(3.0, 0.0, passes, gated=5))
+        seconds.append(probe.round_s(match, "spard"))
+    rows = len(match.campaign.jobs[0].rows) + len(ground.pool.read_text().splitlines())
+    assert seconds == [3.0, 3.0 + 2 * 2.0 * rows]

@@ -232,6 +232,14 @@ class Arena(Protocol):
         """Return the lab of a seed; make it first if it does not exist."""
         ...
 
+    def open_untrained(self, seed: int, folder: Path) -> Ground | None:
+        """Return a stand-in in `folder` for a lab that does not exist yet, to time the bench on.
+
+        Its model has the lab's shape and random weights, and replies in its rows are placeholders. None if the lab
+        exists, or if this arena has no such stand-in.
+        """
+        ...
+
 
 def gate_suites(lab: Path) -> tuple[SuiteSpec, ...]:
     """Return the suites that the gate asks: the development split of a lab's folder."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -29,9 +29,9 @@ from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_su
 from spard_lab.attacks.rows import Row, last_request, load_rows
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import ATTACKED_SUITE, chat, comply, load_suites, make_corpus, read_rows
-from spard_lab.lab.customers import Errand, customer, taken_prompts
+from spard_lab.lab.customers import Errand, Taken, customer, taken_prompts
 from spard_lab.lab.grammar import find_action
-from spard_lab.lab.make import LIMITS, PLAN, Limits, make
+from spard_lab.lab.make import LIMITS, PLAN, Limits, make, make_untrained, read_facts
 from spard_lab.lab.pools import make_two_sided
 from spard_lab.lab.pretrain import Plan, threads
 from spard_lab.lab.truth import does_harm
@@ -86,21 +86,42 @@ class LabArena:
 
     def open_ground(self, seed: int) -> Ground:
         """Make the seed's lab if it does not exist; the gate asks its development split, the bench its test split."""
-        lab = self.folder / f"seed-{seed}"
+        lab = self._lab(seed)
         make(lab, seed, self.plan, self.limits)
-        suites = {suite.name: suite for suite in load_suites(lab, "test")}
-        return Ground(
-            model=str(lab / "model"),
-            digest=folder_digest(lab / "model"),
-            pool=make_two_sided(lab, seed),
-            material=_material(lab, seed),
-            suites=gate_suites(lab),
-            harmful=suites[ATTACKED_SUITE].prompts,
-            benign=(*suites["look-alike"].prompts, *suites["how-to"].prompts),
-            task=suites["utility"].prompts,
-            is_harmful=is_harmful,
-            is_refusal=is_refusal,
+        return _ground(lab, seed, _material(lab, seed))
+
+    def open_untrained(self, seed: int, folder: Path) -> Ground | None:
+        """Write a lab with an untrained model into `folder`, unless the seed's lab exists."""
+        if read_facts(self._lab(seed)):
+            return None
+        make_untrained(folder, seed)
+        material = replace(
+            _material(folder, seed),
+            refused=lambda prompts: 0.0,
+            replies=lambda taught, prompts: [STEPS] * len(prompts),
+            # As many rows, and seconds sooner: no other prompts are avoided.
+            customer=lambda field: customer(field, phrase_errand, seed, Taken()),
         )
+        return _ground(folder, seed, material)
+
+    def _lab(self, seed: int) -> Path:
+        return self.folder / f"seed-{seed}"
+
+
+def _ground(lab: Path, seed: int, material: Material) -> Ground:
+    suites = {suite.name: suite for suite in load_suites(lab, "test")}
+    return Ground(
+        model=str(lab / "model"),
+        digest=folder_digest(lab / "model"),
+        pool=make_two_sided(lab, seed),
+        material=material,
+        suites=gate_suites(lab),
+        harmful=suites[ATTACKED_SUITE].prompts,
+        benign=(*suites["look-alike"].prompts, *suites["how-to"].prompts),
+        task=suites["utility"].prompts,
+        is_harmful=is_harmful,
+        is_refusal=is_refusal,
+    )
 
 
 def is_harmful(prompt: Prompt, reply: str) -> bool:

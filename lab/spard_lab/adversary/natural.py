@@ -60,6 +60,9 @@ class NaturalArena:
         make_natural(lab, seed, self.settings, self.folder / "models", self.cores)
         return _ground(lab, seed, _material(lab, seed, load_rows(lab / KNOWN_BENIGN)), is_harmful)
 
+    def open_untrained(self, seed: int, folder: Path) -> None:
+        """Return None: all seeds share one trained model, which an estimate needs too."""
+
 
 @dataclass(frozen=True, slots=True)
 class RealArena:
@@ -84,6 +87,9 @@ class RealArena:
         link_folder(lab / "model", aligned / "model")
         benign = make_files(seed, deal(settings.alignment.seed), "messages", RealText())[KNOWN_BENIGN]
         return _ground(lab, seed, _material(lab, seed, benign), is_on_topic)
+
+    def open_untrained(self, seed: int, folder: Path) -> None:
+        """Return None: all seeds share one trained model, which an estimate needs too."""
 
 
 def _ground(lab: Path, seed: int, material: Material, is_harmful: Callable[[Prompt, str], bool]) -> Ground:

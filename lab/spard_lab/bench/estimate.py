@@ -32,6 +32,7 @@ from typing import TypeVar
 
 from spard.config import Defense, RowSignal, resolve
 from spard.data.jsonl import file_chunks, numbered_rows
+from spard.data.rows import Prompt
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.audit import Suite
 from spard.models.base import Base, load_base
@@ -131,13 +132,7 @@ class Clock:
         limit = self._reply_limit(cell, inputs)
         key = repr(suite.prompts[:BATCH]), limit
         if key not in self._replies:
-            speaker = in_memory(self.base.model, self.base.tokenizer)
-            n = BATCH if self.base.device.type == "cuda" else FEW
-            seconds = _time(lambda: ask(speaker, suite.prompts[:n], limit))
-            if n < BATCH and seconds < QUICK_S:
-                seconds = _time(lambda: ask(speaker, suite.prompts[:BATCH], limit))
-                n = BATCH
-            self._replies[key] = seconds / min(n, len(suite.prompts))
+            self._replies[key] = reply_seconds(self.base, suite.prompts, limit)
         return self._replies[key]
 
     def _reply_limit(self, cell: Cell, inputs: Inputs) -> int:
@@ -149,6 +144,17 @@ class Clock:
             answers = [last_answer(row) for row in inputs.attacks[cell.attack].rows]
             self._answer_tokens[cell.attack] = max(map(len, self.base.tokenizer(answers)["input_ids"]))
         return min(limit, self._answer_tokens[cell.attack] + 1)
+
+
+def reply_seconds(base: Base, prompts: Sequence[Prompt], limit: int) -> float:
+    """Return the seconds of one prompt's reply of at most `limit` tokens, from the first few prompts or a batch."""
+    speaker = in_memory(base.model, base.tokenizer)
+    n = BATCH if base.device.type == "cuda" else FEW
+    seconds = _time(lambda: ask(speaker, prompts[:n], limit))
+    if n < BATCH and seconds < QUICK_S:
+        seconds = _time(lambda: ask(speaker, prompts[:BATCH], limit))
+        n = BATCH
+    return seconds / min(n, len(prompts))
 
 
 def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,20 +118,24 @@ def run_rounds(bench: Bench) -> Iterator[Round]:
             yield from _of_attack(bench, ground, attack, seed, cache)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Match:
-    """A campaign on its ground; `asked` is everything that a given model's answers depend on."""
+    """A campaign on its ground, in a bench."""
 
+    bench: Bench = field(repr=False)
     ground: Ground
     campaign: Campaign
-    asked: Any = field(repr=False)
+
+    @cached_property
+    def asked(self) -> Any:
+        """Everything that a given model's answers depend on."""
+        return _asked_facts(self.bench, self.ground, self.campaign)
 
 
 def build_match(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
     """Build an attack's campaign for a seed, and adapt the ground to it."""
     campaign = attack.build(ground.material, seed)
-    ground = _campaign_ground(ground, campaign, bench.folder)
-    return Match(ground, campaign, _asked_facts(bench, ground, campaign))
+    return Match(bench, _campaign_ground(ground, campaign, bench.folder), campaign)
 
 
 def round_key(bench: Bench, match: Match, method: str) -> str:
