@@ -121,7 +121,7 @@ def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(bench: Bench, monkey
 
     found = estimate_hours(replace(bench, arms=arms, attacks=attacks, seeds=(2, 1)))
 
-    assert not (bench.arena.folder / "seed-2").exists()
+    assert not (bench.folder.parent / "labs" / "seed-2").exists()
     assert [(each.rounds, each.known) for each in found] == [(6, 0)] * 3
     assert all(each.seconds > 0 for each in found)
     assert 0 < asked[0] < REPLY_TOKENS  # an untrained model does not end its replies by itself

@@ -127,7 +127,7 @@ class Match:
     campaign: Campaign
 
     @cached_property
-    def asked(self) -> Any:
+    def asked_facts(self) -> Any:
         """Everything that a given model's answers depend on."""
         return _asked_facts(self.bench, self.ground, self.campaign)
 
@@ -142,13 +142,13 @@ def round_key(bench: Bench, match: Match, method: str) -> str:
     """Return a digest of everything that determines a round: data, settings, and code of other packages."""
     recipe, provider = bench.arms[method], provider_settings(bench, match.campaign, method)
     settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider), *_strangers(recipe, bench.judge)]
-    return json_digest([match.asked, _decisive_facts(match.ground, match.campaign), *settings])
+    return json_digest([match.asked_facts, _decisive_facts(match.ground, match.campaign), *settings])
 
 
 def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: Memory) -> Iterator[Round]:
     match = build_match(bench, ground, attack, seed)
     ground, campaign = match.ground, match.campaign
-    base = _base_answers(bench, ground, campaign, match.asked)
+    base = _base_answers(bench, ground, campaign, match.asked_facts)
     for method, recipe in bench.arms.items():
         key = round_key(bench, match, method)
         found = read_run(bench.folder, key)
