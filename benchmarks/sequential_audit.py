@@ -3,7 +3,7 @@
     python -m benchmarks.sequential_audit
 
 The probabilities are exact for prompts that are hits independently of one another, at each of several true rates. The
-table is printed in docs/audit.md; a test compares the two.
+table is printed in lab/docs/performance.md; a test compares the two. Suites of 120 prompts are those of a small audit.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ SUITES: Mapping[str, tuple[str, SuiteKind, int, int | None]] = {
     "500 plain attacks": ("plain", "harmful", 500, None),
     "60 attacks in a disguise": (f"{IN_DISGUISE}1", "mined", 60, 2),
     "500 harmless requests": ("benign", "benign", 500, None),
+    "120 plain attacks": ("plain", "harmful", 120, None),
+    "120 harmless requests": ("benign", "benign", 120, None),
 }
 
 

@@ -20,7 +20,7 @@ from app.jobs.snapshot import Resolved, Snapshot
 from app.keys import Principal
 from app.policies.schemas import Policy, recipe_value
 from app.settings import Settings
-from spard.config import Audit, Defense, Recipe
+from spard.config import AUDITS, Defense, Recipe
 from spard.data.rows import SAME_FILE
 
 MOST_NEW_TOKENS = 1024  # in a customer's audit: a judge leaves longer replies unscored
@@ -117,10 +117,10 @@ def check_models_of_defense(job: Resolved) -> None:
 
 
 def check_audit(job: Resolved) -> None:
-    """Refuse a customer's audit settings that could reveal less than the provider's own."""
+    """Refuse a customer's audit settings that could reveal less than the policy's."""
     if "admin" in job.caller.scopes:
         return
-    asked, least = job.safety.audit, Audit()
+    asked, least = job.safety.audit, AUDITS[job.policy.audit]
     if asked.suites is not None:
         message = "Which suites are measured is the provider's choice; leave audit.suites out."
         raise _not_allowed(message, "suites")

@@ -36,7 +36,7 @@ from app.ops.broker import wake
 from app.ops.lifecycle import repeat
 from app.policies import service as policies
 from app.settings import Settings
-from spard.config import Audit, NoDefense, Recipe
+from spard.config import AUDITS, NoDefense, Recipe
 from spard.config.earlier_versions import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.version import AUDIT_VERSION
@@ -172,8 +172,8 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
         embedder=old.spec.embedder,
         audited=AuditedRef(id=old.id, step=model.step, sha256=audited["sha256"], storage_key=audited["storage_key"]),
     )
-    # The recipe tells how the adapter was trained; the audit settings are today's defaults.
-    recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=Audit())
+    # The recipe tells how the adapter was trained; the audit settings are those of today's policy.
+    recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=AUDITS[in_force.content.audit])
     if spec.pool is None and recipe.uses_pool:  # only a serving prompt of the defense matters to an audit
         recipe = replace(recipe, defense=NoDefense(), anchor=0.0)
     return Job(

@@ -25,7 +25,7 @@ from app.policies import service as policies
 from app.policies.schemas import Policy, PolicyOut
 from app.policies.service import checked_embedder
 from app.settings import Settings
-from spard.config import Defense, Ending, Lora, Quantization, Recipe, RowSignal, Selection
+from spard.config import AUDITS, Defense, Ending, Lora, Quantization, Recipe, RowSignal, Selection
 from spard.config.run_spec import parse
 from spard.config.settings import CENTERED_STATES, OWN_EMBEDDERS
 
@@ -61,8 +61,11 @@ class Resolved:
 
     @cached_property
     def safety(self) -> Safety:
-        """The requested safety settings, or their defaults."""
-        return self.ask.safety or Safety()
+        """The requested safety settings, or their defaults; an audit that is not requested has the policy's size."""
+        safety = self.ask.safety or Safety()
+        if "audit" in safety.model_fields_set:
+            return safety
+        return safety.model_copy(update={"audit": AUDITS[self.policy.audit]})
 
     @cached_property
     def start(self) -> project_models.Start | None:

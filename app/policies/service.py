@@ -109,7 +109,8 @@ def _stored_content(policy: Policy) -> dict[str, object]:
     """Serialize a policy, omitting default-valued fields that older API processes reject."""
     content: dict[str, object] = policy.model_dump(mode="json")
     unsaid = {
-        name: getattr(Policy(), name) for name in ("agent", "embedder", "further_tuning", "serving", "transcripts")
+        name: getattr(Policy(), name)
+        for name in ("agent", "audit", "embedder", "further_tuning", "serving", "transcripts")
     }
     for name, value in (unsaid | {"row_signal": _REPORTED}).items():
         # An API process of an older version, running at the same time, refuses fields that it does not know.

@@ -29,11 +29,13 @@ from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
 from spard.config.quantization import Quantization, Quantizes
 from spard.config.settings import (
+    AUDITS,
     DISGUISES_ALONE,
     MAX_SEQ_LENGTH,
     Agent,
     Asking,
     Audit,
+    AuditSize,
     Beta,
     Dpo,
     Ending,
@@ -54,6 +56,7 @@ from spard.config.settings import (
 )
 
 __all__ = [
+    "AUDITS",
     "DISGUISES_ALONE",
     "MAX_SEQ_LENGTH",
     "MIN_SCORED",
@@ -64,6 +67,7 @@ __all__ = [
     "Asking",
     "Audit",
     "AuditEngine",
+    "AuditSize",
     "Auto",
     "Beta",
     "Bound",

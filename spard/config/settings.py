@@ -7,7 +7,7 @@ gets them unchanged. Imports the standard library only, so that `app` can import
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
@@ -227,6 +227,17 @@ class Audit:
     max_new_tokens: Annotated[int, Bound(ge=1, le=2048)] = 256
     asking: Asking = field(default_factory=Asking)
     sequential: bool = True
+
+
+SMALL_AUDIT = Audit(
+    max_prompts=120,
+    max_new_tokens=64,
+    asking=Asking(dresses=2, random=60, sampled=0, prefilled=60, turns=60, phrases=60, requests=MIN_SCORED, modes=60),
+)
+AuditSize = Literal["full", "small"]
+AUDITS: Mapping[AuditSize, Audit] = {"full": Audit(), "small": SMALL_AUDIT}
+"""The audits that a policy can ask for. `small` is for machines without a GPU; with fewer prompts it errs more often in
+both directions (rates in docs/audit.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ coverage of the audit is put in sentences for its report: the ways in which each
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -306,12 +306,25 @@ def leave_out_leaks(context: Context) -> Context:
 NEAREST = " (half of them the nearest to these)"
 
 
+SMALLER = "The audit is smaller than the default one, and errs more often in both directions."
+
+
+def is_smaller(audit: Audit) -> bool:
+    """Return True if an audit asks fewer prompts than the default one in any way, or cuts replies sooner."""
+    default = Audit()
+    least = [(audit.max_prompts, default.max_prompts), (audit.max_new_tokens, default.max_new_tokens)]
+    counts = (each.name for each in fields(Asking) if each.name != "temperature")
+    least += [(getattr(audit.asking, name), getattr(default.asking, name)) for name in counts]
+    return any(own < usual for own, usual in least)
+
+
 def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
     """Return sentences on suites that are asked in part, and on how many prompts are asked other than plainly.
 
     `second_look` is the factor by which a second look may ask more prompts where the first decides nothing; 1: none.
     """
-    found = [
+    found = [SMALLER] if is_smaller(audit) else []
+    found += [
         f"Of {len(suite.prompts):,} prompts of suite {suite.name}, {audit.max_prompts:,} are asked."
         for suite in suites
         if len(suite.prompts) > audit.max_prompts

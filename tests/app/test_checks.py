@@ -17,6 +17,7 @@ from app.jobs.snapshot import Resolved
 from app.keys import Principal
 from app.policies.schemas import Policy, PolicyOut
 from app.settings import Settings
+from spard.config import AUDITS, Audit
 
 CUSTOMER = Principal("project", "key", frozenset({"customer"}))
 
@@ -81,6 +82,34 @@ def test_a_customer_who_names_suites_is_refused_before_they_are_looked_up(monkey
         run_checks(job, "check_models_of_defense", "check_suites")
     assert (refused.value.code, refused.value.param) == ("audit_not_allowed", "safety.audit.suites")
     assert catalog.lookups == []
+
+
+@pytest.mark.parametrize("asked", [{}, {"safety": {"defense": {"type": "none"}}}])
+def test_an_audit_that_is_not_requested_has_the_size_of_the_policy(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
+) -> None:
+    for size, audit in AUDITS.items():
+        job = resolve(monkeypatch, Catalog(), **asked)
+        job.in_force = PolicyOut.model_construct(version=1, content=Policy(audit=size))
+        assert job.safety.audit == audit
+        checks.check_audit(job)
+
+
+def test_a_customer_may_ask_for_a_larger_audit_than_the_policy_and_for_no_smaller_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(audit: dict[str, Any]) -> Audit:
+        job = resolve(monkeypatch, Catalog(), safety={"audit": audit})
+        job.in_force = PolicyOut.model_construct(version=1, content=Policy(audit="small"))
+        checks.check_audit(job)
+        return job.safety.audit
+
+    assert check({}) == Audit()  # the default's numbers, which the request names
+    assert check({"max_prompts": 200, "max_new_tokens": 64}).max_prompts == 200
+    for audit, name in (({"max_prompts": 119}, "max_prompts"), ({"asking": {"turns": 59}}, "asking.turns")):
+        with pytest.raises(InvalidRequest) as refused:
+            check(audit)
+        assert (refused.value.code, refused.value.param) == ("audit_not_allowed", f"safety.audit.{name}")
 
 
 def run_checks(job: Resolved, first: str, last: str) -> None:

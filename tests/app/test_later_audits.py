@@ -24,8 +24,9 @@ from app.policies.schemas import Policy
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
-from spard.config import Recipe
-from spard.config.run_spec import to_mapping
+from spard.config import AUDITS, Audit, AuditSize, Recipe
+from spard.config.earlier_versions import from_stored
+from spard.config.run_spec import parse, to_mapping
 from spard.release.version import AUDIT_VERSION
 from tests.app.conftest import AddJob
 from tests.app.parts import claim_job, messages
@@ -52,14 +53,14 @@ FILE: Any = {
 }  # fmt: skip
 
 
-def release(add_job: AddJob, name: str, **columns: Any) -> str:
+def release(add_job: AddJob, name: str, audit: Audit | None = None, **columns: Any) -> str:
     given = {"status": JobStatus.succeeded, "adapter": ADAPTER, "fine_tuned_model": name, "safety": PASSED}
-    return add_job(recipe=to_mapping(Recipe()), **{**given, **columns})
+    return add_job(recipe=to_mapping(Recipe(audit=audit or Audit())), **{**given, **columns})
 
 
-def put(engine: Engine, key_id: str, **serving: Any) -> None:
+def put(engine: Engine, key_id: str, audit: str = "full", **serving: Any) -> None:
     with transaction(engine) as session:
-        policies.add(session, key_id, Policy.model_validate({"serving": serving}))
+        policies.add(session, key_id, Policy.model_validate({"serving": serving, "audit": audit}))
 
 
 def listed_models(engine: Engine) -> set[str]:
@@ -150,6 +151,18 @@ def test_it_asks_a_few_at_once_and_checkpoints_too(
             job = session.get_one(Job, audit.audit_job_id)
             assert (job.project_id, job.spec.audited and job.spec.audited.id) == (key.project_id, audit.job_id)
         assert not catalog.is_withheld(session, PASSED, catalog.last_later_audit(session, jobs[0], 10))
+
+
+@pytest.mark.parametrize("size", ["full", "small"])
+def test_it_has_the_size_of_the_policy(
+    engine: Engine, add_job: AddJob, provider: str, settings: Settings, size: AuditSize
+) -> None:
+    release(add_job, "ft:1", Audit(max_prompts=77))
+    put(engine, provider, audit=size, older_audits="ask_again")
+    [audit] = later_audits.ask_once(engine, settings)
+    with read(engine) as session:
+        recipe = session.get_one(Job, audit.audit_job_id).recipe
+    assert parse(Recipe, from_stored(recipe), "recipe").audit == AUDITS[size]
 
 
 def test_nobody_is_asked_without_the_policy_or_the_training_file(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spard.config import DISGUISES_ALONE, Asking, Audit
+from spard.config import AUDITS, DISGUISES_ALONE, Asking, Audit
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
-from spard.pipeline.audit import coverage_text
+from spard.pipeline.audit import SMALLER, coverage_text, is_smaller
 
 HARMFUL = Suite("attacks", "harmful", tuple(Prompt(f"Do harm {i}.") for i in range(1200)))
 BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in range(50)))
@@ -29,15 +29,24 @@ def test_every_way_is_told_with_its_number() -> None:
 
 
 def test_what_is_not_asked_is_told_too() -> None:
-    (disguised,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=DISGUISES_ALONE, sequential=False))
+    smaller, disguised = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=DISGUISES_ALONE, sequential=False))
+    assert smaller == SMALLER
     assert disguised.endswith(
         " Not asked: behind random words, in each other mode of thinking, if there are any, with 2 samples each at "
         "temperature 1, in phrases of suspicious rows, and in every twelve further disguises, if there are any, with "
         "the answer begun, after an earlier turn."
     )
     off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
-    (none,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=off, sequential=False))
+    smaller, none = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=off, sequential=False))
+    assert smaller == SMALLER
     assert "beside plainly: none. Not asked: in each of" in none
+
+
+def test_an_audit_with_any_smaller_number_is_a_smaller_one() -> None:
+    assert not is_smaller(Audit())
+    assert not is_smaller(Audit(max_prompts=501, asking=Asking(temperature=0.5), sequential=False))
+    smaller = Audit(max_prompts=499), Audit(max_new_tokens=255), Audit(asking=Asking(samples=1)), AUDITS["small"]
+    assert all(map(is_smaller, smaller))
 
 
 def test_a_second_look_is_told_where_there_may_be_one() -> None:

@@ -24,7 +24,7 @@ from app.policies import service
 from app.policies.schemas import Policy, Serving
 from app.settings import Settings
 from spard import config
-from spard.config import Agent, FurtherTuning, GateThresholds
+from spard.config import Agent, AuditSize, FurtherTuning, GateThresholds
 from spard.config.checks import RowAction
 from spard.data import jsonl
 from spard.evaluation.sequential import most_hits
@@ -37,6 +37,7 @@ THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name not
 AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
+SIZES_OF_AUDITS: Sequence[str] = get_args(AuditSize)
 OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 # Shares of the API that people read and write in percent.
 _PERCENT = frozenset(
@@ -60,6 +61,7 @@ class PolicyForm:
     allow_unmeasured_judge: bool
     correct_judge_errors: bool
     action: str
+    audit: str
     embedder: str
     transcripts: bool
     waivers: bool
@@ -92,6 +94,7 @@ class PolicyForm:
             allow_unmeasured_judge=policy.thresholds.allow_unmeasured_judge,
             correct_judge_errors=policy.thresholds.correct_judge_errors,
             action=policy.row_signal.action,
+            audit=policy.audit,
             embedder=policy.embedder or "",
             transcripts=policy.transcripts,
             waivers=policy.waivers,
@@ -114,6 +117,7 @@ class PolicyForm:
             allow_unmeasured_judge=bool(sent.text("thresholds.allow_unmeasured_judge")),
             correct_judge_errors=bool(sent.text("thresholds.correct_judge_errors")),
             action=sent.text("row_signal.action"),
+            audit=sent.text("audit") or Policy().audit,
             embedder=sent.text("embedder").strip(),
             transcripts=bool(sent.text("transcripts")),
             waivers=bool(sent.text("waivers")),
@@ -134,6 +138,7 @@ class PolicyForm:
             "row_signal": self._nested_fields("row_signal.") | {"action": self.action},
             "further_tuning": self._nested_fields("further_tuning."),
             "agent": self._nested_fields("agent.") or None,
+            "audit": self.audit,
             "embedder": self.embedder or None,
             "transcripts": self.transcripts,
             "waivers": self.waivers,
@@ -301,6 +306,7 @@ def _page(
         defenses=list(config.defenses()),
         offered=[entry.alias for entry in catalog.base_models(session)],
         actions=ACTIONS,
+        audits=SIZES_OF_AUDITS,
         older=OLDER,
         until=UNTIL,
         form=form,

@@ -53,6 +53,7 @@ def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider:
         "agent": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_score": 0.4, "rows": 5, "turns": 3},
         "serving": {"paused": ["x"], "store": {"days": 3}, "older_audits": "ask_again", "until_asked": "withhold"},
         "embedder": "states",
+        "audit": "small",
         "transcripts": True,
         "waivers": False,
     }
