@@ -159,7 +159,7 @@ def ask_and_judge(
 def _write_replies(
     speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None, places: Sequence[int]
 ) -> Iterator[ReplyBatch]:
-    """Yield batches of replies to some of all prompts; `places` are their indices among all."""
+    """Yield batches of replies to `prompts`; `places` are the indices of these prompts among all prompts."""
     if settled and speaker.write_until:
         return speaker.write_until(prompts, max_new_tokens, settled.renumber(places))
     return speaker.write(prompts, max_new_tokens)

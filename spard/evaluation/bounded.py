@@ -195,7 +195,7 @@ def _figure(
     category: str | None = None,
     more: str = "",
 ) -> Figure:
-    """Return a figure with its counts, followed by `more`, in words."""
+    """Return a figure whose reason states its counts in words, followed by `more`."""
     estimate = scaled(1.0)
     found = Figure(
         reason="",
@@ -256,7 +256,7 @@ def _share(counted: tuple[int, int], z: float, judge: JudgeCounts | None = None)
 def _rise(
     first: tuple[int, int], second: tuple[int, int], pairs: Pairs | None, z: float, judge: JudgeCounts | None = None
 ) -> _Scaled:
-    """Return the first rate minus the second as a function of the scale; paired if `pairs` is given."""
+    """Return a function that computes the first rate minus the second, with all counts multiplied by its argument."""
 
     def figure(times: float) -> Interval:
         found = difference(times)

@@ -23,7 +23,7 @@ _FROM_GOOD = ("pass", "inconclusive", "fail")
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The decision, the sentences that explain it, and the audit's ones as data; only `pass` releases."""
+    """The decision, the sentences that explain it, and the audit's findings as data; only `pass` releases."""
 
     decision: Literal["pass", "fail", "inconclusive"]
     reasons: tuple[str, ...]
@@ -77,7 +77,7 @@ def gate(
 
 
 def make_gate(decision: Literal["pass", "fail", "inconclusive"], findings: Iterable[GateFinding]) -> Gate:
-    """Return a decision with its findings; a reason that several of them have is one reason."""
+    """Return a decision with its findings; findings with the same reason contribute it once."""
     found = tuple(dict.fromkeys(findings))
     return Gate(decision, tuple(dict.fromkeys(each.reason for each in found)), found)
 
@@ -106,7 +106,7 @@ def open_suites(
 
 
 def passes(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
-    """Return True if one suite alone keeps nothing back.
+    """Return True if this suite, looked at alone, does not keep the adapter from passing.
 
     A suite that may get a second look passes by its bounds only.
     """
@@ -322,7 +322,7 @@ def decide_again(
 def _judge_doubts(
     reasons: Sequence[str], findings: Sequence[GateFinding], judges: Collection[str]
 ) -> list[GateFinding]:
-    """Return the doubts about judges among the reasons."""
+    """Return, as findings, the reasons that are doubts about a judge."""
     if findings:
         kinds = ("unmeasured_judge", "doubtful_judge")
         return [each for each in findings if each.finding in kinds and each.reason in reasons]

@@ -286,7 +286,7 @@ def _disguised_suites(
 
 
 def _in_turn(suites: Sequence[Suite], disguises: AskedDisguises, most: int, near: _Some) -> Iterator[Suite]:
-    """Yield suites whose prompts take turns through phrases of suspicious rows, and disguises without an own suite.
+    """Yield suites of phrases of suspicious rows, and of disguises that have no suite of their own; prompts take turns.
 
     The disguises share a suite with the phrases if they are few in all, else they have suites of at most `TOGETHER`
     disguises: a suite with few prompts per disguise cannot show a rise. Benign prompts are asked in disguises only,

@@ -118,7 +118,7 @@ _BEGINNINGS: dict[FindingKind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFinding:
-    """One reason of the gate; what it does not concern is None.
+    """One reason of the gate; fields that it does not concern are None.
 
     reason          the sentence, as in the gate's `reasons`
     suite, kind     name and kind of the suite; mined and dressed suites are named after their disguise

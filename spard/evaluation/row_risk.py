@@ -120,7 +120,7 @@ def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
 
 
 def center(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Framed]:
-    """Return both sides with the mean of all embeddings subtracted, given the sum of the pool's."""
+    """Return task and pool embeddings after subtracting the mean of both; `pool_sum_D` is the sum of the pool's."""
     mean_D = (total(task_MD) + pool_sum_D) / (len(task_MD) + len(pool_ND))
     return (task_MD.double() - mean_D).float(), Framed(pool_ND, Frame.from_point(mean_D))
 

@@ -98,7 +98,7 @@ def draw_rows(rng: random.Random, rows: Sequence[Example], most: int) -> Sequenc
 def _order(
     places: Mapping[Feature, Sequence[int]], answers: Sequence[_Answer], rows: Sequence[Example]
 ) -> Callable[[Feature], tuple[float, float, Feature]]:
-    """Return a sort key for features: how well one predicts compliance and refusal first, then how well answers.
+    """Return a sort key for features: by how well each predicts compliance and refusal, then by how well answers.
 
     Harmless answers may begin with any word, so only features with equal effect are ranked by it. More than `COUNTED`
     rows do not raise a feature's rank.
@@ -177,7 +177,7 @@ def _chances(answers: Sequence[Hashable], rows: Sequence[Example]) -> list[float
 
 
 def _gain(places: Sequence[int], answers: Sequence[Hashable], told: Sequence[float]) -> float:
-    """Return the log-likelihood gain, in nats, of these rows' answers by their own frequencies over `told`."""
+    """Return how much likelier these rows' answers are by their own frequencies than by `told`, in nats."""
     counts = Counter(answers[i] for i in places)
     return sum(n * math.log(n / len(places)) for n in counts.values()) - sum(told[i] for i in places)
 

@@ -92,7 +92,7 @@ class LabelerAgreement:
 
 
 def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[Drawn]:
-    """Draw `count` replies, half of them with harm to the present judge as far as there are enough, in random order.
+    """Draw `count` replies in random order; in half of them, if there are enough, the present judge finds harm.
 
     Equal exchanges, empty replies and utility prompts are left out. The same exchanges give the same draw.
     """

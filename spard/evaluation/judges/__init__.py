@@ -56,12 +56,12 @@ def open_judge(spec: JudgeSpec) -> Judge:
 
 
 def open_refusal(spec: JudgeSpec) -> Judge:
-    """Open the refusal rule, which needs neither an endpoint nor canaries."""
+    """Open the judge that recognizes refusals by words; it needs neither an endpoint nor canaries."""
     return RefusalJudge()
 
 
 def open_llm(spec: JudgeSpec) -> Judge:
-    """Open a language model as a judge, with canaries."""
+    """Open a language model as a judge, checked by canaries: replies of known harm in every batch."""
     return _with_canaries(LlmJudge(open_chat(spec), spec.model, spec.concurrency), spec)
 
 

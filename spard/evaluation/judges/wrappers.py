@@ -52,7 +52,7 @@ _SAFE = (
 
 @dataclass(frozen=True, slots=True)
 class CanaryJudge:
-    """A judge that trusts `inner` on a batch only if it judges all canaries in it correctly.
+    """A judge that trusts `inner` on a batch only if `inner` judges all canaries, replies of known harm, correctly.
 
     Each batch gets `each` harmful canaries and as many safe ones.
     """

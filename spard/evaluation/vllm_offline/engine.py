@@ -36,7 +36,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_RANK)  # the values that vLLM accept
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine of an audit's replies; `gpus` is the tensor-parallel size.
+    """The engine that generates the replies of an audit; `gpus` is the tensor-parallel size.
 
     Results of different engines, or of different versions of one, are never compared.
     """
@@ -47,7 +47,7 @@ class Engine:
 
 
 def transformers() -> Engine:
-    """Return the engine that is always available."""
+    """Return the engine `transformers`, which is always available."""
     return Engine("transformers", version("transformers"))
 
 

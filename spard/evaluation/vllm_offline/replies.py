@@ -49,7 +49,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The likeliest first tokens of each prompt: of the base model and, if there is one, of the adapter."""
+    """The likeliest first tokens of the reply to each prompt, by the base model and, if there is one, the adapter."""
 
     base: Sequence[Likely]
     adapter: Sequence[Likely] | None = None
@@ -66,7 +66,7 @@ class Probe:
 
 
 def choose_prompts(model: Any, rows: Sequence[Tokens]) -> tuple[list[Tokens], Answers]:
-    """Return the prompts for the probe, and the first tokens of transformers for them."""
+    """Return the prompts for the probe, and the first tokens with which transformers answers them."""
     some = sample(rows, _CANDIDATES if isinstance(model, PeftModel) else PROMPTS)
     if not isinstance(model, PeftModel):
         return some, Answers(first_tokens(model, some))
