@@ -62,7 +62,7 @@ class BaseSource(TypedDict, total=False):
 
 
 class RenderingFacts(TypedDict, total=False):
-    """The part of a manifest's record of the chat template that readers need: the mode of requests that name none."""
+    """The part of a manifest's `rendering` that readers need: the thinking mode of requests that name no mode."""
 
     asked: Literal["plain", "off", "on"]
 
@@ -87,7 +87,7 @@ class RecipeFacts(TypedDict, total=False):
 
 
 class Manifest(TypedDict, total=False):
-    """The facts that readers take from a manifest; versions differ in which they wrote, and all have further ones."""
+    """The facts that readers take from a manifest; it has more facts than these, and older versions lack some."""
 
     files: dict[str, FileFacts]
     job_id: str | None

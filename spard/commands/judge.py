@@ -1,4 +1,4 @@
-"""`spard judge`, `spard judge train` and `spard measure-agent`: measure who reads replies and jobs.
+"""`spard judge`, `spard judge train` and `spard measure-agent`: measure judges of replies and auditing agents.
 
 `spard judge [--judge NAME] [--labeled FILE]` measures a judge on replies of known harm. Without a file the built-in
 replies in four languages are judged; files replace them, or add to them with `--extend`. For each language the command

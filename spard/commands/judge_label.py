@@ -154,7 +154,7 @@ def _exchange(path: Path, line: int, row: Mapping[str, object]) -> Exchange:
 
 
 def _ask_person(work: Work, labeler: str, settle: bool) -> None:
-    """Ask about each reply that this person has not scored, or about each disagreement; the last answer ends it."""
+    """Ask about each reply that this person has not scored, or about each disagreement; some keys stop early."""
     todo = disputed_replies(work.labels) if settle else list(work.drawn)
     mine = {each.reply for each in work.labels if each.labeler == labeler and not each.settles}
     todo = [reply for reply in todo if settle or reply not in mine]
@@ -209,7 +209,7 @@ def _read_key() -> str:
 
 
 def _labeled_rows(work: Work) -> list[LabeledRow]:
-    """Return the rows with a decided label; labels count for as many replies as their stratum has for each of them."""
+    """Return the rows with a decided label, each with its weight: the number of replies in its stratum per label."""
     decisions = {reply: decide_label(labels) for reply, labels in group_labels(work.labels).items()}
     decided = {reply: harmful for reply, harmful in decisions.items() if harmful is not None}
     rows = {reply: work.drawn[reply] for reply in work.drawn if reply in decided}

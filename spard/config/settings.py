@@ -91,7 +91,7 @@ class Dpo:
 
     @property
     def strength(self) -> float:
-        """The number for `beta`."""
+        """The value of `beta`, with "auto" resolved."""
         return AUTO_BETA if self.beta == "auto" else self.beta
 
 
@@ -178,7 +178,7 @@ class Asking:
     modes: Count = 120
 
     def row_requests(self, max_prompts: int) -> int:
-        """Return the most requests of harmful rows that an audit asks: `requests`, but at least 20 unless that is 0."""
+        """Return the limit on requests of harmful rows in an audit: `requests`, raised to 20 unless it is 0."""
         return min(max_prompts, max(self.requests, MIN_SCORED)) if self.requests else 0
 
 
@@ -420,5 +420,5 @@ class Agent:
 
     @property
     def endpoint(self) -> JudgeSpec:
-        """The endpoint as a judge's: asked through the worker, which alone has the key and a network."""
+        """The agent's endpoint as a judge spec, because the worker, which has the key and a network, asks it too."""
         return JudgeSpec(name="llm", base_url=self.base_url, model=self.model, api_key_env=AGENT_KEY)

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 class Anchor:
-    """The prompt pairs of a run, numbered across kinds, with the base model's states of the `kept` prompts.
+    """The prompt pairs of a run, in one numbering for all kinds, and the base model's states of their `kept` prompts.
 
     Make it before the first step: the states are computed here, by the model as it is, without dropout. Plain safe
     prompts, which are their own `kept` prompt, must be the first of `pairs["safe"]`.
@@ -112,7 +112,7 @@ def unlabeled_prompt(ids: Sequence[int]) -> Encoded:
 
 
 def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
-    """Return each row's index into the kept rows, and these: the first `whole`, then each distinct other row once."""
+    """Return each row's index in a list of distinct rows, and the list; the first `whole` rows are listed unchecked."""
     kept, found = list(rows[:whole]), list(range(whole))
     # Reversed, so that of equal rows the first one wins.
     places = {row.ids: i for i, row in reversed(list(enumerate(kept)))}

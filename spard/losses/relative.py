@@ -141,7 +141,7 @@ def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> list[T
 
 
 def tolerance(rows: int) -> float:
-    """Return the largest E, in nats per token, over a batch of `rows` rows that is no violation yet.
+    """Return the largest mean excess E of a batch of `rows` rows, in nats per token, that is not a violation.
 
     A greedy answer changes when its first token falls to even odds: an excess of ln 2 on that token, so ln 2 / PREFIX
     per token of the prefix. The tolerance allows this for one row of the batch and none for the others.

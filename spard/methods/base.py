@@ -99,7 +99,7 @@ class Method(Generic[Settings]):
         return utility_step_(theta, task, optimizer)
 
     def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
-        """Return the losses by name that `safe` passes to `step`, computed without dropout.
+        """Return the safe losses by name, computed without dropout; `step` gets them when it calls `safe`.
 
         A rank that got none of the safe rows passes a batch without labels.
         """
@@ -142,5 +142,5 @@ def require_finite(name: str, *values: float) -> None:
 
 
 def report(found: Gradient) -> Metrics:
-    """Return a task gradient's metrics: loss, token accuracy, norm before clipping, and the loss's own."""
+    """Return a task gradient's metrics: loss, token accuracy, norm before clipping, and metrics that the loss adds."""
     return {"loss/task": found.loss, "accuracy/task": found.accuracy, "grad_norm": found.norm, **found.more}

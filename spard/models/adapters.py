@@ -99,7 +99,7 @@ def save_adapter(
 
 
 def _rendering(base: Base) -> dict[str, object]:
-    """Return the rendering of the base model's chat template, with its digest, for the manifest."""
+    """Return the record of how the base model's chat template is rendered, with its digest, for the manifest."""
     rendering = get_renderer(base.tokenizer).rendering
     return {**rendering.as_json(), "digest": rendering.digest}
 

@@ -405,7 +405,7 @@ def require_whole_blocks(model: Any) -> None:
 
 
 def require_quantized(model: Any, quantization: Quantization) -> None:
-    """Raise `ValueError` if NF4 was requested and no layer, or some layer wrongly, is quantized.
+    """Raise `ValueError` if NF4 was requested and no layer is quantized, or a layer is quantized wrongly.
 
     Falcon, for example, has a linear class of its own, which transformers does not replace.
     """

@@ -97,7 +97,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
 
 
 def _is_view(held: Tensor, room: Tensor) -> bool:
-    """Return True if the states are the beginning of the buffer, not a copy."""
+    """Return True if the tensor of states is a view of the buffer's beginning, not a copy."""
     return (held.data_ptr(), held.stride()) == (room.data_ptr(), room.stride())
 
 
@@ -126,9 +126,9 @@ def counts_columns(model: Any) -> bool:
 
 
 def changes_angles(model: Any, tokens: int) -> bool:
-    """Return True if a row of so many tokens has other rotary angles than its beginning alone, as long rows of Phi-3.
+    """Return True if in a row of so many tokens the rotary angles differ from those in a short row, as in Phi-3.
 
-    Keys and values of the beginning then belong to no such row.
+    Keys and values that were computed for the row's beginning alone are then wrong for the row.
     """
     config = model.config.get_text_config()
     found = getattr(config, "rope_parameters", None) or {}

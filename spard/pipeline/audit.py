@@ -88,7 +88,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
 def _suites_to_repeat(
     context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], leaks: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the suites that need a second look; leaks in suites that the gate ignores do not count."""
+    """Return the suites that need a second look; none if a leak or a doubt about the judge prevents a pass anyway."""
     limits = context.run.thresholds
     base, adapter = with_judge_errors(context, base), with_judge_errors(context, adapter)
     # Leaks and doubts about the judge prevent a pass in any case, and more prompts cannot remove them.
@@ -142,7 +142,7 @@ def _judge_doubts(
 
 
 def with_judge_errors(context: Context, results: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Return the results with the errors that the gate corrects them for, where the run's thresholds ask for that."""
+    """Return the results with the judge's errors added, if the run's thresholds ask the gate to correct for them."""
     if not context.run.thresholds.correct_judge_errors:
         return list(results)
     return correct_results(results, find_records(context.run.judge_errors, context.run.model, context.base.digest))

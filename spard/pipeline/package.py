@@ -149,7 +149,7 @@ def run(
 
 
 def _task_check(context: Context, rows: Rows, tuned: Tuned) -> TaskCheck | None:
-    """Return the check of the task, with what the base model's loss says of the rows' text; None without a check."""
+    """Return the check of the task, marked if the rows' text is unfamiliar to the base model; None without a check."""
     if rows.learning is None:
         return None
     # A run that starts from an adapter has measured that adapter's loss before the training, not the base model's.

@@ -55,7 +55,7 @@ _LEAST = 1e-12  # avoids division by 0 for a prompt whose words are in all texts
 
 
 class PromptWords:
-    """The words of known prompts with their weights."""
+    """An index of known prompts by their words, each word with a weight."""
 
     def __init__(self, prompts: Sequence[str], background: Sequence[str] = ()) -> None:
         """Compute weights from up to `MOST` prompts, and as many texts of the background."""
@@ -211,7 +211,7 @@ def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Fl
 
 
 def _is_alone(each: Flagged, row: Example) -> bool:
-    """Return True if only the base model's refusal speaks for harm; pairs that prefer to refusal are no such row."""
+    """Return True if only the base model's refusal speaks for harm; False for a pair that rejects a refusal."""
     return each.by_base and each.verdict in (None, "undecided") and not prefers_to_refusal(row)
 
 

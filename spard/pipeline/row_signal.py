@@ -280,7 +280,7 @@ def _record(
 def _flag_row(
     context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
 ) -> Flagged:
-    """Return a row that only the judge found, as flagged; if none of its answers complies, the first one counts."""
+    """Return a flagged row for a row that only the judge found; if no answer complies, the first one is flagged."""
     start, sample = signal.start, signal.sample
     if start is None:
         start, sample = next(learned_turns(context.base.tokenizer, encoded.samples[0]))[0], 0

@@ -230,7 +230,7 @@ OTHER_VOICE = math.log(2)  # nats per token
 def answer_rows(
     base: Base, chosen: Sequence[Example], selection: Selection, judge: JudgeSpec, limit: int
 ) -> tuple[Sequence[Example], list[Encoded], SafeAnswers | None]:
-    """Return the selected pool rows with the answers of the selection's choice, the encoded rows, and the comparison.
+    """Return the selected pool rows with the answers that the setting chooses, these rows encoded, and a comparison.
 
     A reply with which its row exceeds `limit` tokens is not used. The comparison is None if the selection fixes the
     pool's answers.
@@ -261,7 +261,7 @@ def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], 
 
 
 def speaks_otherwise(found: SafeAnswers) -> bool:
-    """Return True if the pool's answers are in another voice than the base model's; False without a comparison."""
+    """Return True if the pool's answers are much less likely to the base model than its own; False if not compared."""
     if found.pool_loss is None or found.own_loss is None:
         return False
     return found.pool_loss - found.own_loss > OTHER_VOICE

@@ -151,7 +151,7 @@ def keep_answers(context: Context, found: SafeAnswers) -> None:
 
 
 def kept_answers(context: Context) -> SafeAnswers | None:
-    """Return whose answers the safe rows have; None if the recipe fixes the pool's."""
+    """Return whose answers the safe rows have; None if the recipe says that they keep the pool's answers."""
     found = context.outputs.read(_ANSWERS)
     return None if found is None else read_record(SafeAnswers, found)
 

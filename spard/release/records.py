@@ -230,10 +230,10 @@ class RowSignalRecord:
 
 @dataclass(frozen=True, slots=True)
 class SafeAnswers:
-    """Whose answers the safe rows have, and the base model's mean loss on both kinds, in nats per token.
+    """Whose answers the safe rows have, the pool's or the base model's own, and the base model's mean loss on each.
 
-    The base model has a complete and harmless answer to `own` of `rows` selected prompts; the losses are means over
-    these prompts, None if there are none.
+    The base model has a complete and harmless answer to `own` of `rows` selected prompts. The losses, in nats per
+    token, are means over these prompts; None if there are none.
     """
 
     taken: Literal["pool", "self"]

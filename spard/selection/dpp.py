@@ -178,7 +178,7 @@ def _window(bound_N: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The conditions that end the play in a window.
+    """The conditions that end the greedy picks in a window.
 
     rest_C   bounds of all rows that were read, in pool order; -1 for rows in the window
     beyond   upper bound on the gain of all rows that were not read

@@ -117,16 +117,16 @@ class ToTask:
 
 
 class Nearest:
-    """Find the nearest of many rows, read in blocks, for each of some rows in memory."""
+    """Find for each row in memory the nearest of the task rows, which are many and are read in blocks."""
 
     def __init__(self, own_ND: Vectors) -> None:
-        """Compute the norms of the rows in memory; the many rows are not read yet."""
+        """Compute the norms of the rows in memory; the task rows are not read yet."""
         self._own_ND, self._dtype = own_ND, product_dtype(own_ND)
         self._inverse_N = inverse_norms(own_ND)
         self._best = _Best(len(own_ND), own_ND.device, self._dtype)
 
     def see(self, columns: slice, z_BD: Tensor) -> None:
-        """Compare a block of the many rows with all rows in memory."""
+        """Compare a block of the task rows with all rows in memory."""
         z_DB = _normalized_columns(z_BD, self._dtype)
         for rows in blocks(self._own_ND, _ROWS):
             self._best.see(rows, self._own_ND[rows].to(self._dtype), z_DB, columns.start)
@@ -144,7 +144,7 @@ class Nearest:
 
 
 class _Best:
-    """The column of the largest product for each row, over columns that come in blocks."""
+    """For each row, the column with the largest product; the columns come in blocks."""
 
     def __init__(self, count: int, device: torch.device, dtype: torch.dtype) -> None:
         self._best_B = torch.full((count,), -torch.inf, dtype=dtype, device=device)

@@ -92,7 +92,7 @@ def _of_part(
     among: Sequence[int],
     near: tuple[Tensor, Tensor] | None,
 ) -> Chosen:
-    """Select from some rows as if they were the whole pool; indices refer to the real one."""
+    """Select from some rows as if they were the whole pool; the returned indices refer to the whole pool."""
     index_N = torch.tensor(among, dtype=torch.int64)
     own = near and (near[0][index_N], near[1][index_N])
     part = choose(pool_ND[index_N], task_MD, k, selection, seed, None, own)

@@ -63,16 +63,16 @@ class Frame:
 
     @classmethod
     def from_point(cls, center_D: Tensor) -> Frame:
-        """Return the frame of a point that removes no direction."""
+        """Return a frame that subtracts this point and removes no direction."""
         return cls(center_D, center_D.new_zeros(0, len(center_D)))
 
     @classmethod
     def from_tensor(cls, rows: Tensor) -> Frame:
-        """Return the frame that `to_tensor` serialized."""
+        """Return the frame from the tensor that `to_tensor` returned."""
         return cls(rows[0], rows[1:])
 
     def to_tensor(self) -> Tensor:
-        """Return the point and, below it, the directions as one tensor `[1 + K, D]`, for a file."""
+        """Return the frame as one tensor `[1 + K, D]` to store in a file: the point, then the directions."""
         return torch.cat([self.center_D.unsqueeze(0), self.removed_KD])
 
     def project(self, x_BD: Tensor) -> Tensor:

@@ -236,7 +236,7 @@ class EnergyCounter:
 
 
 class EnergyMeter:
-    """All counters of this machine that can be read; `missing` says of the others why not."""
+    """All energy counters of this machine that can be read; `missing` says why the others cannot."""
 
     def __init__(self, powercap: Path = POWERCAP, gpus: Iterable[int] | None = None) -> None:
         processors, why = _rapl_counters(powercap)
@@ -286,7 +286,7 @@ def _rapl_counter(zone: Path) -> EnergyCounter:
 
 
 def _nvml_counters(gpus: Iterable[int]) -> tuple[list[EnergyCounter], str | None]:
-    """Return the counters of this process's GPUs, by their numbers in torch; none without GPUs, and no reason then."""
+    """Return the counters of this process's GPUs, by their numbers in torch, and why there are none if it has GPUs."""
     wanted = [str(torch.cuda.get_device_properties(each).uuid) for each in gpus]
     if not wanted:
         return [], None

@@ -246,7 +246,7 @@ def _rank_passes(numbers: Sequence[int], cut: Callable[[Sequence[int]], list[lis
 
 
 def over_passes(losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[Batch]) -> Mapping[str, Loss]:
-    """Return the means over a batch that is given in micro-batches; the result does not depend on the cut.
+    """Return the means over a batch that is given in micro-batches; how it is divided does not change the result.
 
     With several micro-batches no graph is kept: `Loss.grad` computes each of them a second time, one after the other,
     so that the memory holds the graph of one. A single micro-batch keeps its graph.

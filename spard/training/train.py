@@ -242,7 +242,7 @@ class Trainer:
         return metrics
 
     def _next_step(self) -> Metrics:
-        """Take a step; if its loss is not finite, show the last ends of epochs again before the error is raised."""
+        """Take a step; if its loss is not finite, report the last ends of epochs again before the error is raised."""
         try:
             return self.step()
         except NonFiniteLoss:
@@ -281,7 +281,7 @@ class Trainer:
                 self._show(end)
 
     def show_again(self, without: int | None = None) -> None:
-        """Call `on_epoch` again for the last epoch ends that it got as not kept, latest first, as the run ends early.
+        """Call `on_epoch` again for the last epoch ends, latest first: a run that ends early keeps their checkpoints.
 
         `without` is the step of an epoch end to skip, because the run releases it.
         """
@@ -342,7 +342,7 @@ class Trainer:
             self.hooks.on_saved(saved, metrics)
 
     def _end_early(self) -> Stopped:
-        """Show the last ends of epochs again if `shows_last` asks for it; return the exception that ends the run."""
+        """Report the last ends of epochs again if `shows_last` asks for it; return the exception that ends the run."""
         distributed.wait_for_all()  # a rank that exits ends the others, which may still be saving
         if distributed.broadcast_object(bool(self.hooks.shows_last and self.hooks.shows_last())):
             self.show_again()

@@ -66,7 +66,7 @@ class Spard(Defense):
 
     @property
     def every(self) -> int:
-        """The number for `check_every`."""
+        """The value of `check_every`, with "auto" resolved."""
         if self.check_every != "auto":
             return self.check_every
         return CHECK_EVERY if self.variant == "trust_region" else 1
@@ -78,7 +78,7 @@ class Spard(Defense):
 
     @property
     def anchor(self) -> float:
-        """The number for `anchor_weight`."""
+        """The value of `anchor_weight`, with "auto" resolved."""
         if self.anchor_weight != "auto":
             return self.anchor_weight
         return 0.0 if self.variant in ("closed_form", "reference") else ANCHOR_WEIGHT
