@@ -77,9 +77,9 @@ class Fitness:
                 return False
 
     def note(self, what: Failure, job: Job, seen: Look) -> None:
-        """Remember a failure that was not the job's; `seen` is the look of its base model's folder before the attempt.
+        """Remember a failure that was not the job's; `seen` describes its base model's folder before the attempt.
 
-        Comparing with the look from before means that a folder changed during the attempt is tried again.
+        Comparing with the folder from before means that a folder changed during the attempt is tried again.
         """
         match _THINGS.get(what.code):
             case "models":

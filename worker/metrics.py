@@ -111,7 +111,7 @@ class StageClock:
         self._now = stage, time.monotonic(), tracing.tracer().start_span(f"stage {stage}")
 
     def note_judge_failure(self) -> None:
-        """Count that the judge of the audit did not answer."""
+        """Add one to the count of questions that the audit's judge did not answer."""
         self._metrics.note_judge_failure()
 
     def end(self) -> None:

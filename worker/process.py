@@ -102,7 +102,7 @@ class Child:
             self._write(line)
 
     def begin(self, folder: Folder, given: Given) -> None:
-        """Give the child its folder without a desk for judge calls; a follower's child needs none."""
+        """Give the child its folder, without a proxy for judge calls, which a follower's child does not need."""
         self._write(self._cell.line(folder, given))
 
     def receive(self, timeout_s: float) -> Message | None:

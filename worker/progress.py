@@ -27,7 +27,7 @@ _ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 100], strict=True))
 
 
 class Journal:
-    """The news of one attempt that are not written yet.
+    """The news of one attempt that is not written yet.
 
     `hear` and the `note` methods add to it, `write` adds rows to the caller's transaction, and `clear` empties it after
     the commit. If a COMMIT fails without an answer it may have succeeded all the same, so `write` does not add an event
