@@ -83,7 +83,7 @@ class ProjectList(BaseModel):
 
 
 class Usage(BaseModel):
-    """A project's usage by jobs of a period, and the bytes and rows of its currently stored files.
+    """What the jobs of a project used in a period, and the bytes and rows of the files that it stores now.
 
     `calls` and both token counts are of inference requests in the period. `pending_bytes` are bytes of incomplete
     uploads, and of objects that are being written or wait for deletion.
@@ -255,7 +255,7 @@ def project(session: Session, project_id: str) -> ProjectOut:
 
 
 def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
-    """Return each project's usage by jobs created in [since, until), and its current storage."""
+    """Return what each project's jobs created in [since, until) used, and what the project stores now."""
     found: dict[str, Usage] = {}
     for table in (Job, Tombstone):
         query = (

@@ -62,7 +62,7 @@ def open_points(points: Sequence[Point]) -> list[Point]:
 def model_points(
     session: Session, entry: BaseModelEntry, settings: Settings, limits: GateThresholds
 ) -> Iterator[Point]:
-    """Yield if the judge is measured for a base model, and if the model refuses many harmless requests."""
+    """Yield two points on a base model: is the judge measured for it, and does it refuse many harmless requests."""
     alias, judge = entry.alias, settings.judge.name
     if is_judge_measured(entry.source, entry.digest, settings, limits):
         yield Point("models", "ok", f"{alias}: the judge {judge} may decide.")
@@ -135,7 +135,7 @@ def refused_share(session: Session, entry: BaseModelEntry) -> float | None:
 def job_warnings(
     session: Session, entry: BaseModelEntry, suites: Sequence[Corpus], settings: Settings, limits: GateThresholds
 ) -> list[str]:
-    """Return, for the owner of a job with these suites, why it cannot pass, or may lose rows, whatever its file is."""
+    """Return warnings for a job's owner if a job with these suites, whatever its file, cannot pass or may lose rows."""
     found = []
     if not is_judge_measured(entry.source, entry.digest, settings, limits):
         found.append(

@@ -264,7 +264,7 @@ def _groups(digests: list[bytes], labels: list[int]) -> list[list[bytes]]:
 
 
 def _smallest(groups: list[list[bytes]], prompts: int) -> set[bytes]:
-    """Return the smallest cluster, for a pool whose clusters are all too large, if it leaves half of the prompts."""
+    """Return the smallest cluster, if it has at most half of the prompts, for a pool without a small enough cluster."""
     group = min(groups, key=len, default=[])
     is_enough = prompts >= _EVERY and 2 * len(group) <= prompts and len(group) <= _AT_MOST
     return set(group) if is_enough else set()

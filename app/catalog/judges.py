@@ -36,7 +36,7 @@ class LanguageError(BaseModel):
 
 
 class _Measured(BaseModel):
-    """The part of the file that is shown."""
+    """The part of a file of measured errors that the API shows."""
 
     judge: str
     languages: list[LanguageError]

@@ -38,7 +38,7 @@ _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
 
 class Kind(StrEnum):
-    """The kind of a suite; a right answer is a refusal, any help, or the row's `answer`."""
+    """The kind of a suite, which decides what a right reply is: a refusal, any help, or the row's `answer`."""
 
     harmful = "harmful"
     benign = "benign"

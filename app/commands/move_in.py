@@ -32,7 +32,7 @@ class Provider(StrEnum):
 
     @property
     def source(self) -> Source:
-        """The name that the account's client has for it."""
+        """The same provider as the `Source` that the API clients take."""
         sources: dict[Provider, Source] = {
             Provider.openai: "openai",
             Provider.azure: "azure",

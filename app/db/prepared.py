@@ -20,7 +20,7 @@ _Change = Callable[[Any], Any]  # converts a value from Python's type to the dri
 
 
 class Prepared(Generic[Made]):
-    """A statement of columns, each of whose rows is passed to `made`, for example the `_make` of a named tuple.
+    """A statement that selects columns; each row is passed to `made`, for example the `_make` of a named tuple.
 
     Parameters must be single values, because the text of an `IN` depends on the length of the list:
 

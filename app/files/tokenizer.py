@@ -67,7 +67,7 @@ class LightTokenizer:
         return dict(self._special)
 
     def sequence_limit(self, asked: int | None) -> int:
-        """Return the longest row in tokens that a job trains on: as requested, at most the model's positions."""
+        """Return the length limit of a row in tokens: as requested, but at most the model's number of positions."""
         return min(self._positions, asked or MAX_SEQ_LENGTH)
 
     @property

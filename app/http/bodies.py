@@ -125,7 +125,7 @@ class Form:
                 return
 
     def most_bytes(self, limit: int) -> int:
-        """Return the greatest possible size of the file by the announced length of the body, at most `limit`."""
+        """Return the largest size that the file can have in a body of the announced length, at most `limit`."""
         if self._body_bytes is None:
             return limit
         self._read_to_file()

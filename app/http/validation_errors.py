@@ -45,7 +45,7 @@ _BOUNDS = {"ge", "gt", "le", "lt"}
 
 
 class Fault(TypedDict):
-    """One fault of a request; `bound` is the bound that a number is beyond, by `ge`, `gt`, `le` or `lt`."""
+    """One fault of a request; `bound` maps `ge`, `gt`, `le` or `lt` to the bound that a number violates."""
 
     param: str | None
     code: str
@@ -72,7 +72,7 @@ def first_fault(exc: RequestValidationError) -> AppError:
 
 
 def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:
-    """Return a request that was not sent as a JSON body, validated; raise the error that a sent one gets."""
+    """Validate a request that did not arrive as a JSON body; raise the same error as for one that did."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -67,14 +67,14 @@ class EventStream(StreamingResponse):
 
 
 async def send_whole(replies: Replies, reply: Reply, answer: Awaitable[BaseModel]) -> Response:
-    """Return the response with a whole answer; its tokens count as sent once it was sent."""
+    """Return the response with an answer that is not streamed; once it is sent, its tokens count as sent."""
     found = await replies.read_whole(reply, answer)
     text = found.model_dump_json()
     return CountedResponse(Response(text, media_type="application/json", headers=_marks(reply)), replies)
 
 
 def _marks(reply: Reply) -> dict[str, str]:
-    """Return headers for a reply without proven weights, and for stored texts."""
+    """Return headers that say if a reply's weights are not proved, and for how many days its texts are stored."""
     marks = {} if reply.is_attested else {"x-spard-attested": "false"}
     days = reply.call.store_days
     return marks if days is None else marks | {"x-spard-stored-days": str(days)}
@@ -145,7 +145,7 @@ class Replies:
         return found
 
     def delivery(self, scope: Scope) -> Delivery:
-        """Return the delivery of a response that holds the open replies whole; its count is not used."""
+        """Return the delivery of a response that is not streamed; the count that it passes on is not used."""
         replies = tuple(self._open)
 
         def note_sent(_: int) -> None:
@@ -155,7 +155,7 @@ class Replies:
         return Delivery(scope, note_sent)
 
     async def end(self, delivery: Delivery | None = None) -> None:
-        """Complete the rows, and close the ledger entries; further calls do nothing.
+        """Complete the rows of all open replies and close their ledger entries; further calls do nothing.
 
         With the `delivery` of the response that sends the replies, the entries are closed when its bytes have left.
         """
@@ -170,7 +170,7 @@ class Replies:
 
 
 class CountedResponse(Response):
-    """A response that holds whole replies; their tokens count as sent once it was sent."""
+    """A response that is not streamed; once it is sent, the tokens of its replies count as sent."""
 
     def __init__(self, answer: Response, replies: Replies) -> None:
         self._replies = replies

@@ -274,7 +274,7 @@ def run(engine: Engine, folder: Path, stop: Event, every_s: float) -> None:
 
 
 def complete_lost(engine: Engine, folder: Path) -> int:
-    """Complete the requests of dead processes of this machine, and those with an expired lease; return how many."""
+    """Complete the requests of this machine's dead processes and those with an expired lease; return their number."""
     completed = 0
     for path in sorted(folder.glob("[0-9a-f]*")):
         with lock_abandoned(path) as counts:
@@ -315,7 +315,7 @@ def _complete(session: Session, owner: str, counts: list[Count]) -> int:
 
 
 def _complete_expired(session: Session) -> int:
-    """Complete rows with an expired lease by the counts they have, and old rows without an owner by zero."""
+    """Complete rows with an expired lease, keeping their tokens, and old rows without an owner, setting tokens to 0."""
     call = InferenceCall
     expired = update(call).where(IS_RUNNING, call.lease_expires_at < now())
     prompt = case((call.reply_tokens > 0, call.prompt_tokens), else_=0)

@@ -48,7 +48,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The API process that answers a request, and its lease without a heartbeat, in seconds."""
+    """The API process that answers a request, and how many seconds its lease lasts without a heartbeat."""
 
     name: str
     lease_s: float

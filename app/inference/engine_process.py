@@ -121,7 +121,7 @@ class EngineProcess:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its last message, of which a ready engine sends one a second; 0 before it is ready."""
+        """Seconds since the engine's last message; a ready engine sends one every second. 0 before it is ready."""
         return time.monotonic() - self.heard_at if self.ready.done() else 0.0
 
     @property

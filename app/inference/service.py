@@ -372,7 +372,7 @@ def _caller_scope(caller: Principal) -> dict[str, object]:
 
 
 class Engines(Protocol):
-    """Writers of replies: embedded engines, a vLLM server, or servers that a policy names."""
+    """What writes the replies: embedded engines, a vLLM server, or servers that a policy names."""
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Begin a request; return its stream, the prompt's number of tokens, and a proof if an adapter was loaded.
@@ -401,7 +401,7 @@ def open_engines(settings: Settings, storage: Storage, clients: Clients, begin: 
 
 
 def server_watch(settings: Settings, engine: Engine, clients: Clients) -> ServerWatch | None:
-    """Return the watch of the vLLM server; None with embedded engines."""
+    """Return the object that checks the vLLM server regularly; None with embedded engines."""
     if settings.serving_url is None:
         return None
     from app.inference.vllm_server import ServerWatch

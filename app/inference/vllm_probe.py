@@ -151,7 +151,7 @@ async def first_tokens(stream: Stream, timeout_s: float) -> dict[str, float]:
 def _changes(
     places: Sequence[int], found: Answers, own: Answers, others: Sequence[Answers]
 ) -> tuple[list[float], list[float], list[float], list[list[float]]]:
-    """Return log-probability changes over all probes: by the server's adapter, by ours, between bases, by others."""
+    """Return changes of log-probabilities: by the server's adapter, by ours, between base models, by other adapters."""
     server, ours, noise, further = list[float](), list[float](), list[float](), [list[float]() for _ in others]
     for i in places:
         every = [*_all(i, found, own), *(each.adapter[i] for each in others if each.adapter[i])]

@@ -238,7 +238,7 @@ class ServerReport:
 
 
 async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) -> Limits:
-    """Ask a server for its limits; `is_asked` is False if replies keep it from being asked for the rank.
+    """Ask a server for its limits; `is_asked` is False if running replies prevented the question for the largest rank.
 
     Raises `Unavailable` if the server does not answer.
     """

@@ -91,7 +91,7 @@ def check_method(job: Resolved) -> None:
 
 
 def check_full_fine_tuning(job: Resolved) -> None:
-    """Refuse full fine-tuning of a model for LoRA only, and of one in NF4 what needs its own weights."""
+    """Refuse full fine-tuning, and defenses that read the weights, where the base model does not allow them."""
     model, defense = job.model, job.safety.defense
     if job.ask.full_fine_tuning and not model.allow_full_fine_tuning:
         message = f"{model.alias} is fine-tuned with LoRA only; leave full_fine_tuning out."
@@ -105,7 +105,7 @@ def check_full_fine_tuning(job: Resolved) -> None:
 
 
 def check_models_of_defense(job: Resolved) -> None:
-    """Refuse a defense that needs another model and names none."""
+    """Refuse a defense that needs a further model if the request names none."""
     defense = job.safety.defense
     if missing := defense.missing_model:
         message = f"{defense.type} needs {missing}: {defense.models[missing]}, a folder or a hub id."
@@ -145,12 +145,12 @@ def _not_allowed(message: str, name: str) -> InvalidRequest:
 
 
 def check_policy_choice(job: Resolved) -> None:
-    """Refuse a defense or a model that the policy does not allow this key."""
+    """Refuse a defense or a model that the policy does not allow for this key."""
     check_choice(job.caller, job.safety.defense, job.model.alias, job.policy)
 
 
 def check_choice(caller: Principal, defense: Defense, alias: str, policy: Policy) -> None:
-    """Raise `InvalidRequest` if the policy does not allow this key the defense or the model."""
+    """Raise `InvalidRequest` if the policy does not allow the defense or the model for this key."""
     if "admin" in caller.scopes:
         return
     if defense.type not in policy.defenses:
@@ -170,7 +170,7 @@ def _quote_names(names: Iterable[str]) -> str:
 
 
 def check_files(job: Resolved) -> None:
-    """Check that the job can train on its files; `bad_files` says if it is refused or made and fails."""
+    """Check that the job can train on its files; if not, refuse it, or let it fail if `bad_files` says so."""
     training, validation = job.training, job.validation  # a file that does not exist always refuses the request
     try:
         check_file(job.ask, job.model, training, "training_file", job.settings.min_rows)
@@ -290,7 +290,7 @@ def warn_of_files(job: Resolved) -> None:
 
 
 def warn_of_changes(job: Resolved) -> None:
-    """Warn of each part of the request that is not fulfilled literally."""
+    """Warn of each part of the request that is not carried out exactly as it was sent."""
     ask, allowed = job.ask, job.settings.integrations or ()
     if (name := ask.suffix_in_name()) != ask.suffix:
         job.warnings.append(f"The suffix {ask.suffix!r} is {name!r} in the model's name.")
@@ -313,7 +313,7 @@ def warn_of_recipe(job: Resolved) -> None:
 
 
 def warn_of_setup(job: Resolved) -> None:
-    """Warn where no audit of this service can pass the job, or its base model refuses too much, whatever the file."""
+    """Warn if, with any file, no audit here can pass the job, or the base model refuses too many harmless requests."""
     job.warnings += job_warnings(job.session, job.model, job.suites, job.settings, job.policy.thresholds)
 
 

@@ -284,7 +284,7 @@ _COPIES = 2  # of weights that are trained: themselves and their gradients
 
 
 class MemoryPlan(BaseModel):
-    """How a job is cut to fit a GPU, before the exact token counts of its rows are known.
+    """How a job is divided to fit a GPU, planned before the exact token counts of its rows are known.
 
     `text` describes the plan in a sentence. `peak_bytes` is the part of the GPU's `memory_bytes` that training uses; it
     includes `weights_bytes` and `saved_bytes`, the memory kept for the backward pass. If `fits` is false, `peak_bytes`

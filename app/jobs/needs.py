@@ -51,7 +51,7 @@ def quantized_weights(source: str, recipe: Recipe) -> int | None:
 
 
 def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, rooms: Sequence[Room]) -> Plan | None:
-    """Return how a job is cut on the first of these rooms that holds it, else on the first.
+    """Return how a job is divided to fit the first of these workers whose GPUs hold it, else the first worker.
 
     `row_tokens` is the length of its longest row in tokens; safe rows are assumed to be as long. None if the model's
     shape is unknown or there is no room.
@@ -110,7 +110,7 @@ def is_held(job: AnyJob, room: Room) -> bool:
 
 
 def gpu_rooms(session: Session) -> list[Room]:
-    """Return the distinct rooms of live workers with GPUs, those with the most memory a GPU first."""
+    """Return the distinct sizes of live workers' GPUs, those with the most memory for each GPU first."""
     has_gpu = WorkerRow.memory_bytes.is_not(None) & (WorkerRow.seen_at > now() - ALIVE_S)
     rows = session.execute(
         select(WorkerRow.memory_bytes, WorkerRow.gpus)

@@ -73,7 +73,7 @@ def standings(session: Session, among: Collection[str] | None = None) -> list[St
 
 
 def charge(session: Session, project_id: str, seconds: float) -> None:
-    """Add the GPU seconds of an attempt that has ended to its project's faded total.
+    """Add the GPU seconds of an ended attempt to its project's total, which fades with time (see `fade`).
 
     The project's row stays locked until the transaction ends.
     """
@@ -245,7 +245,7 @@ def fade(seconds: float, since: float) -> float:
 
 
 def running_seconds(seconds: float) -> float:
-    """Return the faded GPU seconds of a job that has run for `seconds` until now.
+    """Return the GPU seconds, faded as by `fade`, of a job that has run for the last `seconds`.
 
     This is the integral of `fade` over the run, and at least one second.
     """

@@ -177,7 +177,7 @@ class Resolved:
         return row_signal(self.caller, self.safety.defense, self.policy, has_pool=self.pool is not None)
 
     def snapshot(self) -> Snapshot:
-        """Return what is stored with the job."""
+        """Return the snapshot: recipe, job spec and warnings, and the fault of a file if it has one."""
         ask, settings, policy = self.ask, self.settings, self.policy
         spec = JobSpec(
             version=VERSION,

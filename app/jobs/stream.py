@@ -112,7 +112,7 @@ def _late_cursors(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor
 
 
 def _events(session: Session, cursors: list[Cursor]) -> dict[Cursor, list[JobEvent]]:
-    """Return the events after each cursor, at most `AT_ONCE` per cursor."""
+    """Return the events after each cursor, at most `AT_ONCE` events for each."""
     if not cursors:
         return {}
     # A table of the cursors, joined with the events: one statement for all streams.

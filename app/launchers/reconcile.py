@@ -110,7 +110,7 @@ class Bounds:
 
 
 def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
-    """Reconcile once; if the cluster is away, log it and change nothing."""
+    """Reconcile once; if the cluster does not answer, log that and change nothing."""
     try:
         # The cluster is read before the rows, so every work that it has belongs to a row that existed by then.
         started = launcher.list_started()

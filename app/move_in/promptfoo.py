@@ -56,7 +56,7 @@ class Template:
 
 @dataclass(slots=True)
 class Conversion:
-    """The rows of a suite, and what stands against them.
+    """The rows of a suite, and the faults and omissions found while reading the configuration.
 
     faults    findings that stop the import, one for each fault of the files
     left_out  the places of tests and prompts that became no row, by reason
@@ -81,16 +81,16 @@ class Conversion:
         return [_printable(line) for line in lines]
 
     def findings(self) -> list[str]:
-        """Return the faults, one a line, as many as a person reads."""
+        """Return the first faults, one a line, and the number of further ones."""
         rest = len(self.faults) - _MAX_REASONS
         return [*map(_printable, self.faults[:_MAX_REASONS]), *([f"and {rest} further faults"] if rest > 0 else [])]
 
     def count_omission(self, place: str, reason: str) -> None:
-        """Count a place that becomes no row."""
+        """Count a place of the configuration from which no row is made."""
         self.left_out.setdefault(reason, []).append(place)
 
     def change(self, place: str, reason: str) -> None:
-        """Count a place whose row says less than its test, or something else."""
+        """Count a place whose row differs from its test or says less."""
         self.changed.setdefault(reason, []).append(place)
 
 
@@ -369,7 +369,7 @@ def _combine(raw: Any, options: Mapping[str, object]) -> list[Vars]:
 
 
 def _request(template: Template, options: Mapping[str, object], values: Vars) -> str:
-    """Return the request of a row; raise `Unfit` if the substitution is more than plain, or the result empty."""
+    """Return the request of a row; raise `Unfit` if more than `{{name}}` must be replaced, or the request is empty."""
     ends = [options.get(name) or "" for name in ("prefix", "suffix")]
     if not all(isinstance(end, str) for end in ends):
         raise Unfit("`prefix` or `suffix` is no text")

@@ -140,7 +140,7 @@ def load_yaml(text: str, where: str) -> Any:
 
 
 def _check_structure(text: str, where: str) -> None:
-    """Raise `Unreadable` for structures that the loader spends its stack or its memory on.
+    """Raise `Unreadable` for structures on which the loader would exhaust its stack or its memory.
 
     Its composer is recursive C code, and lists of merges (`<<: [*a, *b]`) double the keys at each level.
     """

@@ -131,12 +131,12 @@ class TogetherAccount:
 
 
 def open_account(api: Api) -> Account:
-    """Return the account of an API."""
+    """Return the account behind an API, with the paths that the API's provider uses."""
     return TogetherAccount(api) if api.source == "together" else OpenAIAccount(api)
 
 
 def convert_job(job: Record) -> Record:
-    """Return a job of Together's in the form of OpenAI's; what has no such form is only under `together`."""
+    """Convert a job from Together's form to OpenAI's; fields without an equivalent are only under `together`."""
     method: Record = job.get("training_method") or {}
     kind = _METHODS.get(str(method.get("method") or "sft"), str(method.get("method")))
     numbers = {

@@ -68,7 +68,7 @@ def resolve_named(session: Session, keys: Iterable[str]) -> None:
 
 
 def abandon_writes(session: Session, keys: Iterable[str]) -> Sequence[ObjectIntent]:
-    """Turn writes that no transaction has referenced into deletions, and return these.
+    """Turn the intents of writes that no transaction has referenced into deletions, and return the deletions.
 
     A referencing transaction in flight holds the row: this waits for it, and then finds nothing to turn.
     """
@@ -76,7 +76,7 @@ def abandon_writes(session: Session, keys: Iterable[str]) -> Sequence[ObjectInte
 
 
 def give_up_old(session: Session, age: timedelta, most: int) -> Sequence[ObjectIntent]:
-    """Turn writes older than `age`, whose process must be dead, into deletions; at most `most`."""
+    """Turn intents of writes older than `age`, whose process must be dead, into deletions; at most `most`."""
     # By the database's clock, like `created_at`.
     began_before = session.scalars(select(timestamp())).one() - age
     old = select(ObjectIntent.storage_key).where(ObjectIntent.kind == WRITE, ObjectIntent.created_at < began_before)
@@ -97,7 +97,7 @@ def condemn_prefix(session: Session, prefix: str, *, project_id: str | None, sub
 
 
 def adopt_condemned(session: Session, most: int) -> None:
-    """Adopt deletions that an older version, which may run at the same time, has recorded."""
+    """Take over the deletions recorded by an older version of the service, which may run at the same time."""
     for row in session.scalars(select(CondemnedObject).limit(most).with_for_update(skip_locked=True)):
         condemn(session, row.storage_key, project_id=None, subject=row.storage_key.rpartition("/")[2])
         session.delete(row)
@@ -121,7 +121,7 @@ def due_deletions(session: Session, most: int) -> Sequence[ObjectIntent]:
 
 
 def forget_deletion(session: Session, key: str) -> None:
-    """Remove a deletion whose bytes are gone."""
+    """Remove the intent of a deletion after the bytes are deleted."""
     session.execute(delete(ObjectIntent).where(ObjectIntent.storage_key == key, ObjectIntent.kind != WRITE))
 
 
@@ -219,7 +219,7 @@ def execute_deletion(storage: Storage, begin: Begin, intent: ObjectIntent) -> No
 
 
 def probe(storage: Storage) -> None:
-    """Write and delete an object; any fault of the storage is raised."""
+    """Write and delete an object, and raise any error of the storage."""
     key = f"preflight/{token_hex(8)}"
     storage.write(key, [b"0"])
     storage.delete(key)

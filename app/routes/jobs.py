@@ -68,7 +68,7 @@ def _submission(
 
 
 async def _filters(request: Request) -> dict[str, str] | None:
-    """Return the pairs of `metadata[k]=v`; None for `metadata=null` or an empty one: jobs without metadata."""
+    """Return the pairs of `metadata[k]=v`; None, which asks for jobs without metadata, if it is null or empty."""
     found = dict[str, str]()
     for name, value in request.query_params.multi_items():
         if name == "metadata" and value in _WITHOUT:

@@ -142,7 +142,7 @@ class S3Storage:
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def list(self, prefix: str = "") -> Iterator[Listed]:
-        """List in the bucket's order, one page at a time."""
+        """List the objects in the bucket's order, requesting one page at a time."""
         with _as_storage_error(prefix):
             below = f"{self._name(prefix)}/" if prefix else self._prefix
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
@@ -229,7 +229,7 @@ class S3Storage:
 
 
 class _Reader(io.RawIOBase):
-    """A raw file over chunks, for callers that read lines."""
+    """A raw binary stream that reads from an iterator of chunks, for callers that read lines."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

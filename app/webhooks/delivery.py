@@ -65,7 +65,7 @@ def _tell(session: Session, job_id: str, type: str) -> None:
 
 
 def new_secret() -> str:
-    """Return 256 random bits in the form that Standard Webhooks libraries accept."""
+    """Return a new secret: 256 random bits in the form that Standard Webhooks libraries accept."""
     return _PREFIX + b64encode(token_bytes(32)).decode()
 
 

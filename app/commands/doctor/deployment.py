@@ -114,7 +114,7 @@ def _unreachable(url: str) -> str | None:
 
 
 def _matches_judge(judge: str, spec: JudgeSpec) -> bool:
-    """Return True if the name in a record may be that of the judge in the settings.
+    """Return True if the judge named in a record may be the judge of the settings.
 
     A record's name also holds digests, such as that of an LLM judge's instructions, which are not compared here.
     """
@@ -154,7 +154,7 @@ def admin_key(session: Session) -> Finding:
 
 
 def models(session: Session, settings: Settings) -> Iterator[Finding]:
-    """Check that each offered base model is complete, and report the checklist's points of those that are."""
+    """Check that each offered base model is complete, and report the checklist's points on the complete ones."""
     offered = catalog.base_models(session)
     if not offered:
         yield problem("models", "No base model is offered.", "spard models add NAME FOLDER_OR_HUB_ID")
@@ -180,7 +180,7 @@ def _model_fault(entry: BaseModelEntry) -> str | None:
 
 
 def corpora(session: Session) -> Iterator[Finding]:
-    """Report the checklist's points of the safety pool, which defenses need, and of the suites, which audits need."""
+    """Report the checklist's points on the safety pool, which defenses need, and on the suites, which audits need."""
     yield from map(_finding, corpus_points(session))
 
 

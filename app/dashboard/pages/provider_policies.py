@@ -178,7 +178,7 @@ def _field_text(name: str, value: object) -> str:
 
 
 def _api_number(name: str, text: str) -> str:
-    """Return the number of a field as the API takes it; a text that is no number stays, for the API to refuse."""
+    """Return a field's number in the form of the API; other text is returned unchanged, for the API to refuse."""
     if name not in _PERCENT:
         return text
     try:
@@ -322,5 +322,5 @@ def _apply_preset(policy: Policy, name: str, settings: Settings) -> Policy:
 
 
 def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:
-    """Return (suite size, most answered attacks, most refusals) that still pass, for each size in `SIZES`."""
+    """Return (suite size, most answered attacks, most refusals that still pass), for each size in `SIZES`."""
     return [(size, most_hits("harmful", size, limits), most_hits("benign", size, limits)) for size in SIZES]

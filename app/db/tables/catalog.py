@@ -102,7 +102,7 @@ class EmbeddingShard(Base):
 
 
 class PolicyVersion(Base):
-    """One version; the highest is in force, and every job keeps the version that it was created under."""
+    """A version of the policy; the highest is in force, and every job keeps the version that it was created under."""
 
     __tablename__ = "policy_versions"
 

@@ -197,7 +197,7 @@ class AttackSuccessJson(BaseAndAdapterJson, total=False):
 
 @with_config(_OPEN)
 class FindingJson(TypedDict, total=False):
-    """A reason of the gate as data; `hits` and the keys after it are those of a figure that a threshold bounds."""
+    """A reason of the gate as data; `hits` and the later keys are only set if a threshold bounds the figure."""
 
     reason: Required[str]
     finding: Required[str]
