@@ -85,7 +85,7 @@ def hide_progress_bars() -> None:
 
 
 def hide_notes() -> None:
-    """Let transformers print errors alone, without warnings and progress bars."""
+    """Let transformers print only errors, no warnings and no progress bars."""
     from transformers.utils.logging import set_verbosity_error
 
     hide_progress_bars()

@@ -143,7 +143,7 @@ def measure_agent(asked: Asked) -> int:
 
 
 def agent_scores(paths: list[Path]) -> AgentErrors:
-    """Return the scores of the one agent in all these reports; raise `InvalidRecipe` if a report is unfit."""
+    """Return the scores of the agent that all these reports name; raise `InvalidRecipe` if a report is unfit."""
     records = []
     for path in paths:
         try:

@@ -44,7 +44,7 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def to_stored(raw: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return a recipe mapping without keys that a worker of 0.1 does not know, where they have their old default."""
+    """Return a recipe mapping without the keys unknown to a worker of 0.1 whose values mean what 0.1 does."""
     # A worker of 0.1 refuses a recipe with an unknown key.
     known = without_added(raw)
     return known if known["anchor"] else {name: value for name, value in known.items() if name != "anchor"}

@@ -301,7 +301,7 @@ def preferred_chat(row: Mapping[str, Any]) -> tuple[dict[str, Any], Message]:
 
 
 def _answer_keys(row: Mapping[str, object]) -> tuple[str, str]:
-    """Return the names of both answers in the row's spelling."""
+    """Return the keys of the preferred and the non-preferred answer, in the spelling that the row uses."""
     return _OLD if row.keys() & set(_OLD) and not row.keys() & set(_NEW) else _NEW
 
 

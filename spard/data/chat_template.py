@@ -61,7 +61,7 @@ def arguments_read(source: str) -> frozenset[str]:
 
 
 def with_defaults(source: str, arguments: Mapping[str, object]) -> str | None:
-    """Return a template that renders without arguments as the source does with these arguments, on `DATE`.
+    """Return a template that renders without arguments what the source renders with these arguments, dated `DATE`.
 
     Arguments passed explicitly still take precedence. Returns None if the template computes a date format while
     rendering, which cannot be written down beforehand.

@@ -61,7 +61,7 @@ def readings(text: str) -> list[str]:
 
 
 def in_plain(text: str, encoding: Encoding) -> str:
-    """Return the text decoded if it is in the encoding, else unchanged: a model may answer an encoded request in plain.
+    """Return the text decoded if it is in the encoding, else unchanged: a model may answer in plain text.
 
     Runs of base64 inside other text are decoded in place.
     """

@@ -325,7 +325,7 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested_schemas(keyword: str, item: Any) -> Any:
-    """Return the value of a schema keyword: schemas by name, one schema, a list of them, or plain values."""
+    """Return a keyword's value without nulls: schemas by name, one schema, a list of schemas, or plain values."""
     if isinstance(item, list):
         return [_schema(each) if isinstance(each, dict) else each for each in item]
     if not isinstance(item, dict):

@@ -83,7 +83,7 @@ def normalize_text(text: str) -> str:
 
 
 def _indexes(texts: Iterable[str]) -> Iterator[tuple[int, _Index]]:
-    """Yield an index of each `HELD` texts, with the number of the first text."""
+    """Yield an index for every group of `HELD` texts, with the number of the group's first text."""
     left = iter(texts)
     for start in count(0, HELD):
         if not (part := list(islice(left, HELD))):

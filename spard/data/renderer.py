@@ -161,7 +161,7 @@ class Renderer:
 
     @cached_property
     def reads_apart(self) -> bool:
-        """True if the tokenizer reads an answer's text alone exactly as it does after its prompt."""
+        """True if the tokenizer splits an answer's text into the same tokens with and without the prompt before it."""
         prompt = self.render([_ASK], generation=True)
         texts = [text for begin in _BEGINNINGS for text in (begin, prompt + begin)]
         alone, *others = self.token_ids([prompt, *texts])

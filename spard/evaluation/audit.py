@@ -210,7 +210,7 @@ def is_settled(reply: str) -> bool:
 def extrapolate(
     result: SuiteResult, replies: Sequence[str], early: Collection[int], whole: Collection[int]
 ) -> SuiteResult:
-    """Return a result that counts as many early-ended replies as degenerate as the fully generated ones suggest.
+    """Return a result that counts the same share of early-ended replies as degenerate as among fully generated ones.
 
     `early` are the indices of replies that ended early, `whole` of those drawn to go on. The expected number is rounded
     up. If none of the drawn replies could have ended early, there is no estimate and all early ones count as

@@ -219,7 +219,7 @@ def _figure(
 
 
 def _prompts_needed(figure: _Scaled, limit: float, n: int) -> int | None:
-    """Return the number of prompts that brings the upper bound to the limit, in two digits; None if too many."""
+    """Return how many prompts bring the upper bound down to the limit, rounded up to two digits; None if too many."""
     low, high = 1.0, 2.0
     while figure(high).high > limit:
         low, high = high, 2 * high

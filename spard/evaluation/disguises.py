@@ -207,7 +207,7 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Disguise:
-    """Words at a place of the request, a system prompt, tools, or for each prompt the surroundings of one row.
+    """A disguise: words at a place of the request, a system prompt, tools, or for each prompt the context of one row.
 
     drawn   surroundings of rows. A prompt's own are drawn with its text as the seed: prompts are secret, so nobody who
             writes the rows can predict them.

@@ -1,4 +1,4 @@
-"""The expected number of replies of an audit, from its settings and the sizes of its suites alone.
+"""Estimate the number of replies of an audit from nothing but its settings and the sizes of its suites.
 
 Which disguises the training rows have is unknown before a job has read them; `Expected` holds the assumptions.
 """
@@ -89,7 +89,7 @@ def expected_replies(
 
 
 def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
-    """Return the sizes of the suites made from the rows, including those of the assumed disguises."""
+    """Return the sizes of the suites made from the rows, including suites in the assumed disguises."""
     sizes, asking = list(suites), audit.asking
     harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))
     if not harmful:

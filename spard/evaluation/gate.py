@@ -221,10 +221,10 @@ def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[GateFind
 
 
 def _has_no_more(result: SuiteResult) -> bool:
-    """Return True for the requests of a file's harmful rows if the file has too few of them for a bound.
+    """Return True for the suite of a file's harmful requests if the file has too few of them for a confidence bound.
 
-    No more can be asked, so harm that is shown fails and nothing else counts: else no file with a few such rows, which
-    were left out, could ever pass.
+    No more requests exist, so proven harm fails the suite and nothing else counts: else no file with a few such rows,
+    which were left out of the training, could ever pass.
     """
     return result.suite == REQUESTS and max(result.prompt_count, result.planned or 0) < MIN_SCORED
 
@@ -254,7 +254,7 @@ def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *,
 
 
 def _without_degenerate(result: SuiteResult) -> SuiteResult:
-    """Return a result without its degenerate replies; marks are dropped, because they do not tell these apart."""
+    """Return a result without its degenerate replies; marks are dropped, since they do not show which these are."""
     marks = None if result.degenerate else result.marks
     return replace(result, unscored=result.unscored - result.degenerate, degenerate=0, marks=marks)
 

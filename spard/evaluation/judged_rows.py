@@ -76,7 +76,7 @@ def row_language(row: Example) -> str | None:
 
 
 def _to_read(row: Example) -> Iterator[tuple[str, str, bool]]:
-    """Yield what the judge reads: request, answer, and False for an extra reading of encoded text as written."""
+    """Yield request and answer as the judge reads them; the third value is False for a reading left encoded."""
     plain = exchanges(row)
     written = [pair for pair in exchanges(row, str) if pair not in plain]
     for pairs, is_plain in ((plain, True), (written, False)):

@@ -306,7 +306,7 @@ _ANSWER = "Here it is."  # any complying answer: the signal depends only on the 
 def would_refuse(
     base: Base, prompts: Sequence[str], openings: Sequence[tuple[int, ...]], threshold: float, limit: int
 ) -> tuple[int, int]:
-    """Return how many prompts the model would refuse, and how many were asked: those of at most `limit` tokens."""
+    """Return how many prompts of at most `limit` tokens the model would refuse, and how many such prompts there are."""
     rows = [Example(_everyday_exchange(prompt), i) for i, prompt in enumerate(prompts, start=1)]
     fitting = [row for row in encode_all(base.tokenizer, rows, UNBOUNDED) if len(row.ids) <= limit]
     found = measure_own_refusal(base, fitting, openings, threshold)

@@ -77,7 +77,7 @@ def audit_in_rounds(
 
 
 def _next_round(found: Sequence[_Suite], known: Mapping[str, SuiteResult]) -> list[_Suite]:
-    """Return the suites to ask next: those that seem to fail, else plain ones, else other new ones, else all unsettled.
+    """Return the suites to ask next: those that seem to fail, else new plain ones, else new ones, else all open ones.
 
     One failure ends the audit, so nothing else is asked while one is near. Suites that the gate ignores come last.
     """
@@ -192,7 +192,7 @@ class _Suite:
 
 
 def needs_base(after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
-    """Return True if a suite does not pass beside the strictest base model, so that the real one's result matters."""
+    """Return True if a suite fails against the strictest possible base model, so that the real one's result matters."""
     if not after.prompt_count or not is_gated(after.kind, limits):
         return False
     best = assume_best_base(after)

@@ -113,7 +113,7 @@ def _place(risk: Risk) -> int:
 
 
 def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
-    """Return the assessment with the judge's verdict, added to the reasons if it alone speaks against the row."""
+    """Return the assessment with the judge's verdict, which becomes a reason if nothing else speaks against the row."""
     found = (FOUND,) if verdict == "harmful" and risk.own_refusal is None else ()
     found = (DOUBTFUL,) if verdict == "doubtful" else found
     return replace(risk, verdict=verdict, reasons=(*found, *risk.reasons))

@@ -1,4 +1,4 @@
-"""Decide a suite by a part of its prompts, in random order: exact bounds, and the gate's thresholds as such bounds.
+"""Decide a suite by a random part of its prompts: exact bounds on its hits, derived from the gate's thresholds.
 
 A suite of N prompts decides by its hits: it passes with at most p, fails from f on, and is open between. Its prompts
 are asked in random order. Of the first n, h are hits. With H hits in the whole, h is hypergeometric:
@@ -61,7 +61,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`hits` among the `asked` prompts of a whole with the decision lines `lines`."""
+    """The count of a whole so far: `hits` among its `asked` prompts; `lines` are the hits at which it is decided."""
 
     lines: Lines
     asked: int
@@ -332,7 +332,7 @@ def _size(whole: SuiteResult, what: str) -> int:
 
 
 def _replace_hits(whole: SuiteResult, what: str, count: int) -> SuiteResult:
-    """Return the result `whole` with `count` hits of the kind `what` in place of its own."""
+    """Return the result `whole` with its number of hits of the kind `what` replaced by `count`."""
     if what == "unasked harm":
         return replace(whole, unasked_harm=(count, whole.n))
     if what == "suite":

@@ -178,7 +178,7 @@ def remove_prompts(suite: Suite, left_out: LeftOut) -> Suite:
 
 
 def overlap_notes(left_out: LeftOut) -> list[str]:
-    """Return a note if prompts are left out; it names neither suite nor count, because these help to find them."""
+    """Return a note if prompts are left out; it hides suite and number, which would help to find the prompts."""
     return [LEFT_OUT] if any(left_out.values()) else []
 
 

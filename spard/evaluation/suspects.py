@@ -116,7 +116,7 @@ def _order(
 
 
 def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
-    """Return the features, then their companions: of each kind, the most similar feature in nearly the same rows.
+    """Return the features, then the companions of each: the most similar feature of every kind in mostly the same rows.
 
     Both predict the same answers, so the search found only one of them, and either may be the trigger.
     """
@@ -125,7 +125,7 @@ def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence
 
 
 def _companions(feature: Feature, places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
-    """Return, of each kind, the most similar feature that shares most rows with `feature` and does not overlap it."""
+    """Return, of each kind, the feature that shares most rows with `feature` without overlapping it."""
     (kind, run), own = feature, set(places[feature])
     near: dict[Kind, list[tuple[float, int, Feature]]] = defaultdict(list)
     for other, rows in places.items():

@@ -112,7 +112,7 @@ class FeatureSets:
 
 
 def _role_texts(row: Example, *roles: str) -> list[str]:
-    """Return the decoded texts of messages with these roles; of the assistant, learned ones with their tool calls."""
+    """Return the decoded texts of messages with these roles; assistant turns only if learned, with tool calls."""
     spoken = [turn for turn in row.messages if turn["role"] in roles]
     learned = [turn for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
     texts = [turn.get("content") for turn in learned]
@@ -176,7 +176,7 @@ def is_in_doubt(harmful: Tensor, others: Tensor, missed: float) -> Tensor: ...
 
 
 def is_in_doubt(harmful: Any, others: Any, missed: float) -> Any:
-    """Return True if a group's rows without found harm are in doubt; with tensors of counts, one value per group.
+    """Return True if the judge has probably missed harm in a group's other rows; with tensors, one value per group.
 
     harmful  number of rows found harmful.
     others   number of the other rows.
@@ -186,7 +186,7 @@ def is_in_doubt(harmful: Any, others: Any, missed: float) -> Any:
 
 
 def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], missed: float) -> list[int]:
-    """Return the indices of rows in doubt, given each row's verdict and the share of harm that the judge misses."""
+    """Return the indices of rows in which the judge has probably missed harm; see `is_in_doubt`."""
     harmful = [place for place, verdict in enumerate(verdicts) if verdict == "harmful"]
     others = [place for place, verdict in enumerate(verdicts) if verdict != "harmful"]
     if not (harmful and others and missed):

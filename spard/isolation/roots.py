@@ -55,7 +55,7 @@ def enter_first(readable: Iterable[str], fresh: Iterable[str], devices: Iterable
 def enter_next(
     before: int, readable: Iterable[str], writable: Iterable[tuple[str, str]], devices: Iterable[str]
 ) -> None:
-    """Enter another private root, built from paths of the real root, of which `before` is a descriptor."""
+    """Enter another private root, built from paths of the real root; `before` is a descriptor of the real root."""
     here = _root()
     os.fchdir(before)
     os.chroot(".")

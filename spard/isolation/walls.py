@@ -196,7 +196,7 @@ def model_paths(path: str) -> list[str]:
 
 
 def _existing_paths(paths: Iterable[str]) -> list[str]:
-    """Return the existing paths with the targets of links, without paths inside other ones."""
+    """Return the existing paths and the targets of links, without paths that lie inside another of the paths."""
     there = [path.rstrip("/") for path in paths if path.rstrip("/") and os.path.lexists(path)]
     both = dict.fromkeys(each for path in there for each in (path, os.path.realpath(path)))
     return [each for each in both if os.path.islink(each) or not _is_inside(os.path.dirname(each), both)]

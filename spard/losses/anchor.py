@@ -102,7 +102,7 @@ def select_pairs(
 
 
 def pair_with_itself(rows: Sequence[Encoded]) -> list[Pair]:
-    """Return a pair of each row's prompt with itself; labeled tokens and all after them are cut off."""
+    """Return a pair of each row's prompt with itself; the prompt ends before the row's first labeled token."""
     return [Pair(prompt, prompt) for prompt in map(_prompt, rows)]
 
 

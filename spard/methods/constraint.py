@@ -179,7 +179,7 @@ _KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def open_correction(variant: Variant) -> Correction:
-    """Return the correction of a variant for one run, because some hold moments."""
+    """Return a variant's correction for one run; corrections that hold moments cannot be shared between runs."""
     stateless: Mapping[Variant, Correction] = {
         "trust_region": trust_region_,
         "preconditioned": precondition_,

@@ -161,7 +161,7 @@ def _rate(module: torch.nn.Module) -> float:
 
 
 def _check_shape(lora: Lora, targets: list[str], config: dict[str, Any]) -> None:
-    """Check that an adapter has the recipe's shape, scale and kind; any other changes at the first step."""
+    """Check that an adapter has the recipe's shape, scale and kind, so that training can continue from it unchanged."""
     wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": targets}
     for name, value in wanted.items():
         own = sorted(config.get(name) or ()) if name == "target_modules" else config.get(name)

@@ -223,6 +223,6 @@ class Context:
             self.raise_if_stopped()
 
     def raise_if_stopped(self) -> None:
-        """Raise `Stopped` if the caller has asked for a stop; for places without anything to save."""
+        """Raise `Stopped` if the caller has asked for a stop; call it where the run has nothing to save."""
         if self.should_stop():
             raise Stopped("the run was asked to stop")

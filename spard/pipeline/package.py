@@ -74,7 +74,7 @@ _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "h
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Where the results of a run are written, and which of them.
+    """The folder for the results of a run, and what is released and written.
 
     out           folder of metrics.csv, safety.json, adapter/ and, if they are kept, transcripts.jsonl and
                   task_replies.jsonl

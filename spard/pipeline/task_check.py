@@ -38,7 +38,7 @@ class TaskReply(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """The rows on which a run measures if its task is learned; the requests of the rows `asked` are asked."""
+    """The rows on which a run measures if its task is learned; both models answer the requests of the rows `asked`."""
 
     check: TaskCheck
     asked: Sequence[Example] = ()

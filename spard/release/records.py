@@ -20,7 +20,7 @@ NARROW = 0.5  # mean cosine of pool rows above which cosines hardly distinguish 
 
 @dataclass(frozen=True, slots=True)
 class EmbedderRecord:
-    """The embedder of a run, and a measure of its view of the safety pool.
+    """The embedder of a run, and how much the embeddings of different rows of the safety pool resemble each other.
 
     name         `states`, `centered_states`, or a sentence encoder's name
     digest       digest of the files of the embedding model
@@ -333,7 +333,7 @@ KEPT_RATIOS = 400  # newest ratios that a reference keeps
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRecord:
-    """The shift ratio of the undefended probe, and its place among those of earlier jobs that passed.
+    """The shift ratio of the undefended probe, and its rank among the ratios of earlier jobs that passed.
 
     comparable   digest of base model, prompts and probe; only ratios with the same digest are compared
     steps        steps of the probe

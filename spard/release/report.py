@@ -238,7 +238,7 @@ class SafetyReport:
 
     @property
     def task(self) -> TaskWords | None:
-        """What the losses say of the customer's task; None where it was not looked at."""
+        """What the losses say about the customer's task, in words; None if the task was not checked."""
         return describe_task(self.task_check, self.validation) if self.task_check else None
 
     def to_json(self) -> dict[str, Any]:

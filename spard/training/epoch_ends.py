@@ -86,7 +86,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The measurements at the end of an epoch that are compared with those of other epochs.
+    """The measurements at the end of an epoch, by which a run compares its epochs.
 
     within    True if the gate would pass the rates on the development shares; None: there are no such shares
     attacked  attack success rate on the development shares, 0 to 1; None likewise

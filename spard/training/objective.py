@@ -44,7 +44,7 @@ def schedule(step: int, total: int, warmup_ratio: float) -> float:
 
 
 def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind, range]) -> list[int]:
-    """Return the indices of the anchor pairs of a step: of each kind the next ones, in a random order of its own."""
+    """Return the indices of a step's anchor pairs: the next pairs of each kind, in that kind's own random order."""
     drawn: list[int] = []
     for stream, (kind, (count, _)) in enumerate(anchors.by_kind().items(), SAFE_STREAM):
         of_kind = numbers.get(kind, range(0))
@@ -53,7 +53,7 @@ def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind
 
 
 def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STREAM) -> list[int]:
-    """Return the indices of safe batch `number`: the n rows in one random permutation after another, `size` at a time.
+    """Return the indices of safe batch `number`: batches of `size` rows run through a new permutation in each epoch.
 
     `stream` selects an independent sequence of permutations, for rows of different kinds in the same step.
     """

@@ -1,4 +1,4 @@
-"""The parts of a training run: its result, its progress, and what its resume states hold and are recognized by."""
+"""The parts of a training run: its result, its progress, the content of its resume states, and its identity."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _errors(is_right: Sequence[bool | None]) -> Rate:
 
 
 def _weighted_errors(marked: Sequence[_Marked], label: bool, plain: Rate) -> Rate:
-    """Return the weighted error rate among replies with this label, as counts with the same upper bound.
+    """Return the weighted error rate among replies with this label, as unweighted counts with the same upper bound.
 
     With N_s replies in stratum s, of which shares a_s and b_s have this label and a wrong or a right verdict, the rate
     is A / (A + B), A = sum N_s a_s, B = sum N_s b_s. Its upper bound takes the upper bound of A and the lower one of B,

@@ -88,7 +88,7 @@ def _is_weight(value: object) -> bool:
 
 
 class _Source(TypedDict):
-    """The replies of one language: requests with their words, and ways to answer that take the words in."""
+    """The replies of one language: requests with their words, and patterns of answers that use these words."""
 
     language: str
     requests: list[dict[str, str]]

@@ -135,7 +135,7 @@ def record_path(judge: str) -> Path:
 
 
 def find_records(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
-    """Return the known records: the file that the run names, and those in the model's folder with this digest.
+    """Return the known records: the file that the run names, and the records with this digest in the model's folder.
 
     A named record that was measured on another base model does not count, so that the lab's own record, named for all
     models, lets its word list decide on no other model.

@@ -48,7 +48,7 @@ def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
 
 
 def open_judge(spec: JudgeSpec) -> Judge:
-    """Open the judge that a spec names, shipped or of an installed package; on ranks other than 0 a silent one."""
+    """Open the judge that a spec names, from this or an installed package; on ranks other than 0, a `SilentJudge`."""
     if distributed.rank():
         return SilentJudge()
     opened: Judge = JUDGES.load(spec.name)(spec)

@@ -36,7 +36,7 @@ class Reader:
     embed: Callable[[Sequence[str]], Tensor]
 
     def reads_whole(self, text: str) -> bool:
-        """Return True if no end of the text is cut off."""
+        """Return True if the embedder reads the text to its end."""
         return len(self.tokenizer(text, verbose=False)["input_ids"]) <= self.max_tokens
 
 
@@ -118,7 +118,7 @@ def open_reader(encoder: str | None, base: tuple[str, str | None] | None) -> Rea
 
 
 def open_local_judge(path: Path, base: tuple[str, str | None] | None) -> LocalJudge:
-    """Open a stored classifier; raise `InvalidRecipe` if its file is invalid or its embedder is another one today."""
+    """Open a stored classifier; raise `InvalidRecipe` if its file is invalid or its embedder has changed since."""
     weights = read_weights(path)
     own = None if weights.base is None else (weights.base, weights.revision)
     reader = open_reader(weights.encoder, base or own)

@@ -74,7 +74,7 @@ def _is_pointer(path: Path) -> bool:
 
 
 def _rename_hint(folder: Path, fault: str) -> str:
-    """Return a remedy: rename weights under another name, restore the index, or download again."""
+    """Return the remedy for faulty weights: rename a file, restore the index, or download the file again."""
     if not fault.endswith("is missing"):
         return ": download it again"
     others = {path.name for path in folder.glob("*.safetensors")} - weight_files(folder)

@@ -81,7 +81,7 @@ class EncoderLayout:
 
 
 def read_encoder(folder: Path) -> EncoderLayout:
-    """Read the layout of an encoder; raise `UnfitEmbedder`, with advice, for a folder that is none."""
+    """Read the layout of an encoder; raise `UnfitEmbedder`, with advice, for a folder that is no encoder."""
     try:
         return _read(folder)
     except FolderFault as fault:

@@ -52,7 +52,7 @@ _READ = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "merges.txt",
 
 
 def oversized_files(folder: Path) -> Iterator[Finding]:
-    """Yield a fault for each file that loaders read whole and that is larger than any real one."""
+    """Yield a fault for each file that loaders read as a whole and that is larger than any real file of its kind."""
     for path in sorted({path for pattern in _READ for path in folder.glob(pattern) if path.is_file()}):
         most = _LARGE.get(path.name, _TEMPLATE if path.suffix == ".jinja" else _OTHER)
         if (size := path.stat().st_size) > most:
