@@ -182,7 +182,7 @@ def why_killed(memory: Memory | None) -> Failure:
 
 
 def is_job_s_own(code: str) -> bool:
-    """Return True if a child's failure with this code is explained by the job alone, so a retry may well fail too."""
+    """Return True if the job alone explains a child's failure with this code; a retry would probably fail too."""
     return code in (OUT_OF_MEMORY.code, "gpu_error", SERVER_ERROR)
 
 

@@ -175,7 +175,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
 
 
 def _weights(job: Job, model: str) -> dict[str, str]:
-    """Return the digests of the base model's files; raise `BaseModelChanged` if they are not what the job names."""
+    """Return the digests of the base model's files; raise `BaseModelChanged` if they differ from the job's."""
     found, named = file_digests(model), job.spec.model
     if named.digest not in (None, model_digest(found)):
         cure = "put its files back, or add it again: spard models add"

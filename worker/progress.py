@@ -47,7 +47,7 @@ class Journal:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the news that were written; call it after the commit."""
+        """Drop the news that was written; call it after the commit."""
         self._columns = Columns()
         self._metrics: dict[int, dict[str, Any]] = {}
         self._checkpoints: dict[int, EpochResult] = {}

@@ -75,7 +75,7 @@ class Text:
         return self._shown_now(is_last=True)
 
     def _decode(self) -> tuple[str, str]:
-        """Return the text of the last few decoded tokens, and the text of these with the new tokens."""
+        """Return the text of the last few decoded tokens, and their text together with the new tokens."""
         start = max(0, self._seen - 4)  # some decoders depend on the tokens before, for spaces for example
         return self._tokenizer.decode(self._ids[start : self._seen]), self._tokenizer.decode(self._ids[start:])
 

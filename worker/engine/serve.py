@@ -163,7 +163,7 @@ class Engine:
             self._tell({"kind": "stepped"})
 
     def _end_if_base_changed(self) -> None:
-        """Fail all requests and end: the weights may differ by now from the ones that the adapters were proved on."""
+        """Fail all requests and end, because the weights may no longer be those on which the adapters were proved."""
         log.error("the folder of the base model has changed since it was read: the engine ends")
         self._writer.fail(
             {seat.replies[0].id for seat in self._writer.turns.seats}, "base_model_changed", BASE_MODEL_CHANGED

@@ -46,7 +46,7 @@ class Seat:
 
     @property
     def rows(self) -> int:
-        """The number of rows that it takes."""
+        """The number of rows in the batch that these replies need."""
         return len(self.replies)
 
     @property

@@ -1,4 +1,4 @@
-"""Metric sinks: trackers, each in a process of its own, that get step metrics and audits if the provider wants it.
+"""Metric sinks: trackers in processes of their own, which receive step metrics and audits if the provider wants that.
 
 `worker.sinks.feed` starts and feeds them; `worker.sinks.base` defines the protocol. Other packages add their own:
 
