@@ -121,7 +121,7 @@ def read_broker_address(url: str) -> BrokerAddress:
 
 
 def _read_arguments(parts: SplitResult) -> dict[str, str]:
-    """Return the query's arguments; raise `Unfit` for unknown ones and for two values of one argument."""
+    """Return the query's arguments; raise `Unfit` for an unknown argument and for an argument with two values."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _TIMEOUTS | _TLS_ARGUMENTS.keys() | {"db"}:

@@ -65,7 +65,7 @@ def _recognize_key(request: Request, reader: db.Reader, settings: Settings, call
 
 
 def _note_use(engine: Engine, found: Recognized) -> None:
-    """Store the time of a key's use now and then; the request has no other open transaction at this moment.
+    """Store the time of a key's use, at intervals; call this while the request has no other open transaction.
 
     If another program has locked the database, a later request stores it: a read must not wait for that.
     """

@@ -102,7 +102,7 @@ def create(
 
 
 def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
-    """Return the result for a valid key, else None; an unknown prefix takes as long as a wrong key.
+    """Authenticate a key; return None if it is not valid. An unknown prefix takes as long to refuse as a wrong key.
 
     Every request begins with this statement, so a revoked key is refused from the next request on.
     """

@@ -110,7 +110,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def checked_app() -> FastAPI:
-    """Return the application for `uvicorn app.main:checked_app --factory`, or exit with one line on what is wrong."""
+    """Return the application for `uvicorn app.main:checked_app --factory`, or exit with one line about the fault."""
     try:
         settings = get_settings()
         logs.set_up(settings.log_format)

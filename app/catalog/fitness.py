@@ -170,7 +170,7 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
 
 
 def is_judge_measured(source: str, digest: str | None, settings: Settings, limits: GateThresholds) -> bool:
-    """Return True if the judge may decide on a model: its errors are known, or the policy does without them."""
+    """Return True if the judge may decide on a model: its errors are known, or the policy does not require that."""
     is_known = _is_recorded(settings.judge_errors, digest) or (Path(source) / _MEASURED).is_file()
     return is_known or limits.allow_unmeasured_judge
 

@@ -131,7 +131,7 @@ def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corp
 
 
 def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
-    """Add a pool and its held-out attacks as the current version together; equal bytes of both make no new version."""
+    """Add a pool with its held-out attacks as the current version; if that has the same bytes, add nothing."""
     current = current_version(session, pool.kind, pool.name)
     if current is None or _pool_digests(current, held_out_suite(session, current)) != _pool_digests(pool, attacks):
         _add_version(session, pool)
@@ -225,7 +225,7 @@ def select_kept() -> Select[Corpus]:
 
 
 def hold(session: Session) -> None:
-    """Lock all versions against deletion until the transaction, which creates a job that uses some, ends."""
+    """Lock all versions against deletion until the end of the transaction, which creates a job that uses some."""
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update(read=True))
 
 
@@ -250,7 +250,7 @@ def _is_embedded() -> ColumnElement[bool]:
 
 
 def _select_tuned_jobs(serving: Serving, project_id: str) -> Select[Job]:
-    """Return a query for the project's jobs with a released model: not deleted, withheld, or with an expired waiver."""
+    """Return a query for the project's jobs with a released model: no deleted one, withheld one, or expired waiver."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > db.now())

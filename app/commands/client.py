@@ -197,7 +197,7 @@ def get(path: str, **params: object) -> Any:
 
 
 def _route(path: str) -> str:
-    """Return a path relative to `/v1`; raise CommandFailed for empty, `.` or `..` parts, as a bad id can make."""
+    """Return a path relative to `/v1`; raise CommandFailed for empty, `.` or `..` parts, which a bad id can produce."""
     route = path.lstrip("/")
     if not {"", ".", ".."}.isdisjoint(route.split("/")):
         raise CommandFailed("An id is neither empty nor a path; `list` shows the ids.")

@@ -121,7 +121,7 @@ def _url(host: str, port: int) -> str:
 
 
 def unfinished_points(settings: Settings) -> list[Point]:
-    """Return what the provider has still to do, by the checklist."""
+    """Return the points of the checklist that the provider still has to work on."""
     engine = db.make_engine(settings.database())
     try:
         with db.read(engine) as session:

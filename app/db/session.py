@@ -364,13 +364,13 @@ def is_pooled(engine: Engine) -> bool:
 
 
 def session_faults(engine: Engine) -> list[str]:
-    """Return a sentence for each setting that has another value within a transaction."""
+    """Return a sentence for each setting that lacks its intended value within a transaction."""
     with engine.connect() as connection:
         return transaction_faults(connection) if connection.dialect.name == "postgresql" else []
 
 
 def transaction_faults(connection: Connection) -> list[str]:
-    """Return the same as `session_faults` for the current transaction of a connection."""
+    """Return what `session_faults` returns, for the current transaction of a connection."""
     found = zip(_SETTINGS.items(), connection.execute(_ASK).one(), strict=True)
     return [f"{name} is {value}, not {asked}" for (name, asked), value in found if value != asked]
 

@@ -18,7 +18,7 @@ _INDEX = re.compile(r"/\d+(?=/|$)")
 
 
 class Finding(TypedDict):
-    """One fault of `rows` rows out of `of`; a star in `pointer` stands for any index, `lines` are the first ten.
+    """One fault of `rows` of a file's `of` rows; a star in `pointer` stands for any index; `lines` are the first ten.
 
     `text` is the complete sentence, `excerpt` the piece of the first such row around the fault; "" if it is not known.
     A finding of the severity `note` needs no fix.
@@ -170,7 +170,7 @@ def cut_excerpt(text: str, problem: Problem) -> str:
 
 
 def _position(text: str, problem: Problem) -> int:
-    """Return where in the text the fault is: at the end of what can be read, or the value that the pointer names."""
+    """Return the fault's position in the text: the end of the readable part, or the value that the pointer names."""
     if sign := _SIGNS.get(problem.code):
         found = sign.search(text)
         return found.start() if found else 0
@@ -186,7 +186,7 @@ def _position(text: str, problem: Problem) -> int:
 
 
 def _find_value(text: str, pointer: str) -> int:
-    """Return the position of the deepest value on the way of a JSON pointer into a row."""
+    """Return the position of the deepest value that exists along the path of a JSON pointer into a row."""
     at = _skip_space(text, 0)
     for part in pointer.split("/")[1:]:
         wanted: Any = part.replace("~1", "/").replace("~0", "~")

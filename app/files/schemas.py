@@ -90,7 +90,7 @@ class AuditOverlap(BaseModel):
 
 
 class FindingOut(BaseModel):
-    """One fault of a file: `rows` of all `of` have it, `lines` are the first ten, `text` is the complete sentence.
+    """One fault that `rows` of a file's `of` rows have; `lines` are the first ten, `text` is the complete sentence.
 
     A star in `pointer` stands for any index. `excerpt` is the piece of the first such row around the fault, with
     characters that cannot be seen escaped; it is empty for faults of the whole file and for files that were stored

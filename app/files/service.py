@@ -139,7 +139,7 @@ def validation_response(file: File, problems: list[dict[str, Any]], found: Seque
 
 
 def with_problems(found: Validation, problems: list[dict[str, Any]], after: int) -> Validation:
-    """Return the validation with problems after the line `after` added; the count of unlisted ones stays last."""
+    """Return the validation with the problems after line `after` added; the count of unlisted problems stays last."""
     more = [problem for problem in problems if problem["line"] > after]
     rows = sorted(found.problems + more, key=lambda problem: (problem["line"] is None, problem["line"] or 0))
     known = {each.code for each in found.findings}

@@ -264,7 +264,7 @@ def convert_file(
 
 
 class _Rows:
-    """Iterates over a file's rows in OpenAI's form, and collects what the answer reports on the conversion.
+    """Iterates over a file's rows, converted to OpenAI's form, and collects the facts for the report on the conversion.
 
     Raises `InvalidState` for a row that cannot be converted, and at the end if no row was changed.
     """

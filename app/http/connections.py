@@ -349,7 +349,7 @@ class Delivery:
         self._note, self._count = note, 0
 
     def announce(self, count: int) -> None:
-        """Set the count that is reported when the bytes that are sent next have left."""
+        """Set the count to report once the bytes that are sent next have left the process."""
         self._count = count
         if self._transport is not None:
             self._transport.announce(partial(self._note, count))

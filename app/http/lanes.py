@@ -262,7 +262,7 @@ async def hold_place(request: Request) -> AsyncIterator[None]:
 
 
 class Slots:
-    """Counts what each project has open of one kind; `what` and `code` appear in the error for one too many."""
+    """Counts the slots of one kind that each project uses; `what` and `code` appear in the error for one too many."""
 
     def __init__(self, what: str, code: str) -> None:
         self._what, self._code = what, code

@@ -89,7 +89,7 @@ class Envelope:
 
 
 def _comes_of_leaving(exc: Exception) -> bool:
-    """Return True if FastAPI raises this when a client leaves a stream while an event waits to be sent."""
+    """Return True for the error that FastAPI raises when a client leaves a stream while an event waits to be sent."""
     return isinstance(exc, ExceptionGroup) and exc.split(BrokenResourceError)[1] is None
 
 

@@ -137,11 +137,11 @@ serving_app: ContextVar[FastAPI] = ContextVar("serving")  # the application whos
 
 
 class _OverridesOfRequest:
-    """Provides FastAPI with the overrides of the current request's application."""
+    """Provides FastAPI with the dependency overrides of the current request's application."""
 
     @property
     def dependency_overrides(self) -> _Overrides:
-        """The overrides of the application that received the request."""
+        """The dependency overrides of the application that received the request."""
         return serving_app.get().dependency_overrides
 
 

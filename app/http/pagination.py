@@ -107,7 +107,7 @@ def _following(
 
 
 def place(reader: db.Reader, after: str, *places: Select[datetime]) -> datetime:
-    """Return the creation time of the row `after` by the first query of `places` that finds it; else raise."""
+    """Return the creation time of the row `after` from the first of the queries `places` that finds it, else raise."""
     for each in places:
         at: datetime | None = db.rows(reader, each).scalar()
         if at is not None:

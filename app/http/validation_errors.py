@@ -122,7 +122,7 @@ def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
 
 
 def _is_of_another_branch(fault: Fault, params: list[str | None]) -> bool:
-    """Return True if a fault within the value is more specific, so that another type was meant."""
+    """Return True if the client meant another type of a union, because a fault inside the value is more specific."""
     return fault["code"] == "invalid_type" and any(param and param.startswith(f"{fault['param']}.") for param in params)
 
 

@@ -137,7 +137,7 @@ class Embedded:
         self._watch: Thread | None = None
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream, the prompt's number of tokens, and a proof if the adapter was loaded for this."""
+        """Return the replies' stream, the prompt's number of tokens, and a proof if this request loaded the adapter."""
         engine, proof = await self._ready(model, project), None
         for _ in range(_TRIES):
             stream = engine.generate(project, ask, 8 * self._settings.serving_rows)

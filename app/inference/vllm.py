@@ -75,7 +75,7 @@ class Vllm:
         self._canary: asyncio.Task[None] | None = None
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream, the prompt's number of tokens, and a proof if the adapter was loaded for this."""
+        """Return the replies' stream, the prompt's number of tokens, and a proof if this request loaded the adapter."""
         require_whole(model)
         tokenizer = await to_thread.run_sync(base_tokenizer, model)
         async with self._client() as client:

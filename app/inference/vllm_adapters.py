@@ -1,4 +1,4 @@
-"""The models in a vLLM server: load adapters one after the other while it is idle, prove them, and prove them again."""
+"""The models in a vLLM server: load adapters one after the other while it is idle, and prove them again and again."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Adapters:
         self.residents.pop(name, None)
 
     async def prove_again(self, client: AsyncOpenAI) -> None:
-        """Probe all models that were used since their last probe; end the replies of failed ones and forget these.
+        """Probe all models that were used since their last probe; forget models that fail, and end their replies.
 
         If one fails, all others are probed too, because the same cause may have changed them.
         """

@@ -47,7 +47,7 @@ PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 
 @dataclass(frozen=True, slots=True)
 class ReplyBounds:
-    """The bounds of a reply by the chat template: the token ids that end it, and the text before its first word."""
+    """Where a reply ends and begins: the token ids that end it, and the template's text before its first word."""
 
     ends: list[int]
     opening: str

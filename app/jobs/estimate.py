@@ -264,7 +264,7 @@ def _replies(past: Past, spec: JobSpec, stage: str, planned: int) -> int:
 
 
 def _count_replies_of_one(job: Job, stage: str) -> int:
-    """Return the replies of one audit of a stage; 0 if the job did not finish the stage."""
+    """Return the number of replies of one audit in a stage; 0 if the job did not finish the stage."""
     if stage != "checkpoint":
         return units(job, stage)
     # The final checkpoint has the job's full audit, and only the kept ones before it have one of their own.

@@ -156,7 +156,7 @@ def holds(session: Session, claim: Claim) -> bool:
 
 
 def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[str, float | None]]) -> bool:
-    """Store the metrics of each step, given as step to name to value; return False if the lease is lost.
+    """Store metrics, given as a mapping from step to names and values; return False if the lease is lost.
 
     A step that is trained again after a restart replaces its row.
     """

@@ -48,7 +48,7 @@ class Refused(BaseModel):
 
 
 class TriedJob(BaseModel):
-    """One past job. `changes` lists the differences for an accepted request, `reasons` those of the outcome.
+    """One past job: `changes` lists how an accepted request would change, `reasons` why its outcome would.
 
     `outcome` is `ends_early` if the job's rows end it before it trains. It is `not_known` if the stored report does not
     determine the result: the job trains on other rows, was decided by another rule, or the report lacks what the policy

@@ -130,7 +130,7 @@ class LabelWork(BaseModel):
 
 
 def draw(begin: Begin, storage: Storage, ask: DrawCreate) -> LabelWork:
-    """Draw replies from the transcripts of a model's latest jobs; those drawn before stay and are not drawn again.
+    """Draw replies from the transcripts of a model's latest jobs; earlier draws stay, and none is drawn twice.
 
     Raises `NotFound` for an unknown model, and `HasNone` if there is no further reply.
     """

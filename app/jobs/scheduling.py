@@ -126,14 +126,14 @@ def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
 
 
 def places(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, Place]:
-    """Return the places of the queued ones among `jobs`, by job id; runs three statements at most."""
+    """Return the queue places of those `jobs` that are queued, by job id; runs at most three statements."""
     found = positions(reader, jobs)
     reasons = needs.too_large(reader, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
     return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 
 def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
-    """Return the queue positions of the queued ones among `jobs`, counted from 1, by job id.
+    """Return the queue positions of those `jobs` that are queued, counted from 1, by job id.
 
     The position assumes that all projects take turns. However many jobs are passed, two statements run. For a single
     job, the jobs ahead of it are counted instead of ranked, in one statement; in a long queue that is far cheaper.

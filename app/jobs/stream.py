@@ -100,7 +100,7 @@ def _last(session: Session, job_ids: set[str]) -> dict[str, Last]:
 
 
 def _late_cursors(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor]:
-    """Return the cursors with unread events, fewest first, until they fill one query."""
+    """Return the cursors with unread events, those with the fewest first, as many as fit in one query."""
     left = {each: last[each.job_id].seq - each.seen for each in cursors if each.job_id in last}
     found, rows = list[Cursor](), 0
     # Streams that are nearly up to date come first, so one that replays a long job does not delay them.

@@ -1,4 +1,4 @@
-"""Show what a job's models replied: to the prompts of its audit, and to requests of the customer's.
+"""Show the replies of a job's models to the prompts of its audit and to the customer's own requests.
 
 Prompts and replies of the audit are stored if the policy allows it, and each access is logged. The requests of the
 customer's were not trained on; both models' replies to them stand beside the job's report.

@@ -1,4 +1,4 @@
-"""The status of a job: allowed changes, `change_status`, which alone makes one, and requests of the job's owner.
+"""The status of a job: the allowed changes, `change_status`, which makes all of them, and requests of the job's owner.
 
 ```mermaid
 stateDiagram-v2

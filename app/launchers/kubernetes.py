@@ -81,7 +81,7 @@ def attempt_labels(work: Work) -> dict[str, str]:
 
 
 def read_work(found: ClusterObject) -> Work | None:
-    """Return the attempt of a Job or JobSet, from its labels; None if it has not ours."""
+    """Return the attempt of a Job or JobSet, from its labels; None if it lacks our labels."""
     labels = found["metadata"].get("labels", {})
     token = labels.get(TOKEN, "")
     if JOB not in labels or not token.isdecimal():

@@ -71,7 +71,7 @@ MEASURES: dict[str, Measure] = {"exact": is_exact, "similarity": similarity}
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """Both models' replies to a prompt, in order; `cut` is how many of the old and the new ones hit the token limit."""
+    """Both models' replies to a prompt, in order; `cut` has the numbers of old and new replies at the token limit."""
 
     prompt_id: str
     prompt: Prompt

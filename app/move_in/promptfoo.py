@@ -47,7 +47,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A prompt of the configuration; `system` is the text of its system messages, `name` what tests select it by."""
+    """A prompt of the configuration; `system` is the text of its system messages, and tests select it by `name`."""
 
     user: str
     system: str
@@ -176,7 +176,7 @@ def _refer(test: dict[str, object], shared: Any) -> dict[str, object]:
 
 
 def _templates(raw: Any, folder: Folder, found: Conversion) -> list[Template]:
-    """Return the prompts of the configuration; those that cannot be read are counted."""
+    """Return the readable prompts of the configuration, and count the others."""
     if isinstance(raw, str):
         raw = [raw]
     elif isinstance(raw, dict):  # references with their labels
@@ -196,7 +196,7 @@ def _templates(raw: Any, folder: Folder, found: Conversion) -> list[Template]:
 
 
 def _prompt_templates(raw: Any, place: str, folder: Folder) -> list[Template]:
-    """Return the prompts that one entry of `prompts` stands for; raise `Unfit` for one that no row can hold."""
+    """Return the prompts that one entry of `prompts` stands for; raise `Unfit` if no row can hold a prompt."""
     label = place
     if isinstance(raw, dict):
         label = str(raw.get("label") or raw.get("id") or place)
@@ -215,7 +215,7 @@ def _prompt_templates(raw: Any, place: str, folder: Folder) -> list[Template]:
 
 
 def _split_prompts(text: str, name: str) -> list[str]:
-    """Return the prompts of a file: those of a text file are separated by lines of `---`."""
+    """Return the prompts of a file; in a text file, lines of `---` separate them."""
     if not name.lower().endswith(".txt"):
         return [text]
     parts: list[list[str]] = [[]]
@@ -440,7 +440,7 @@ def _answer(
 
 
 def _comparison(assertion: Mapping[str, object], name: str, values: Vars, *, has_code: bool) -> dict[str, str]:
-    """Return the answer and the scorer of an assertion; raise `Unfit` if no scorer compares the same."""
+    """Return the answer and the scorer of an assertion; raise `Unfit` if no scorer makes the same comparison."""
     if name not in _SCORERS:
         raise Unfit(f"assertion `{name}`, which no scorer of a suite stands for")
     if has_code or assertion.get("transform"):

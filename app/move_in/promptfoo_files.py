@@ -31,7 +31,7 @@ class Unreadable(Exception):
 
 
 class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-    """YAML without tags of Python, without duplicate keys, and with scalars as written."""
+    """Loads YAML without Python tags and duplicate keys, and leaves scalars as they are written."""
 
     yaml_implicit_resolvers: dict[str, object] = {}  # noqa: RUF012 - PyYAML looks it up on the class
 
@@ -169,7 +169,7 @@ def load_json(text: str, where: str) -> Any:
 
 
 def quote(text: str) -> str:
-    """Return a text from a file in quotes, cut and on one line."""
+    """Return a text from a file in quotes, shortened and on one line."""
     line = " ".join(str(text).split())
     return repr(line if len(line) <= _MAX_QUOTED else f"{line[:_MAX_QUOTED]}...")
 

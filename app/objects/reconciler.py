@@ -79,7 +79,7 @@ def is_ours(key: str) -> bool:
 
 
 def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
-    """Return those of our keys that no row explains, each with the reason."""
+    """Return the keys with our form for which no row accounts, each with the reason."""
     left = {key for key in keys if is_ours(key)} - _listed_keys(session, ObjectIntent.storage_key, keys)
     left -= _listed_keys(session, File.storage_key, left) | _listed_keys(session, CondemnedObject.storage_key, left)
     left -= _listed_keys(session, UploadPart.storage_key, left, _IS_OPEN)

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs one of our modules as it is installed.
+    """Return the command that runs the installed copy of one of our modules.
 
     `-P` keeps the current folder off the module path: a folder there may hold packages of the same names (CWE-427).
     """

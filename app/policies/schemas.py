@@ -163,7 +163,7 @@ class AgentRule(Body):
 
 
 class _Acting:
-    """Annotates a row signal whose default action is `auto`, unlike that of a run spec."""
+    """Annotates a row signal; its default action is `auto`, which is not the default in a run spec."""
 
     action = "auto"
 
@@ -262,6 +262,6 @@ class PolicyList(BaseModel):
 
 
 def recipe_value(recipe: config.Recipe, name: str) -> object:
-    """Return the recipe's value of a setting in a request's spelling; None if the recipe lacks it."""
+    """Return the recipe's value of the setting that requests call `name`; None if the recipe lacks it."""
     holder, _, field = name.rpartition(".")
     return getattr(getattr(recipe, _PLACES[holder]), field, None)

@@ -66,7 +66,7 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
 
 
 def requested_policy(session: Session, settings: Settings, change: PolicyChange, replaces: bool) -> Policy:
-    """Return the requested policy: the one in force with a change applied, or the change alone if `replaces`.
+    """Return the requested policy: the policy in force with a change applied, or only the change if `replaces`.
 
     Raises `InvalidRequest` if the result is not a valid policy.
     """

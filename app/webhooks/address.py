@@ -1,4 +1,4 @@
-"""Decide which addresses webhooks may call: public ones over TLS; others may reach the provider's own network.
+"""Decide which addresses webhooks may call: public ones over TLS, because others may reach the provider's network.
 
 A name is resolved once, all of its addresses are checked, and the connection goes to a checked address. So a name that
 resolves differently the second time gains nothing.

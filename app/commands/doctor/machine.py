@@ -185,7 +185,7 @@ def _is_left(job: Path) -> bool:
 
 
 def database(settings: Settings) -> Iterator[Finding]:
-    """Check that the database answers, has this version's schema, takes writes, and has the right time."""
+    """Check that the database answers, has this version's schema, accepts writes, and has a correct clock."""
     url = make_url(settings.database())
     shown = url.render_as_string(hide_password=True)
     server = "check SPARD_DATABASE_URL, its password, and that the server runs and lets this machine in"

@@ -1,4 +1,4 @@
-"""The provider's pages of what people decide about jobs' results: waivers, and labels of replies.
+"""The provider's pages for people's decisions about the results of jobs: waivers, and labels of replies.
 
 Adapters that the gate held back are released by waivers, which are proposed, approved and ended here. Replies are
 labeled one at a time, so that a judge can be measured on them.

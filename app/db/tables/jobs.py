@@ -212,7 +212,7 @@ class JobMetric(Base):
 
 
 class AuditResult(Base):
-    """One suite's result for one subject, as columns, so that SQL can compare jobs."""
+    """One suite's result for the base model or the adapter (`subject`), as columns, so that SQL can compare jobs."""
 
     __tablename__ = "audit_results"
 

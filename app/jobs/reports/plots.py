@@ -235,7 +235,7 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The replies to one suite by harmfulness, beside those of the undefended twin if it has them."""
+    """The replies to one suite by harmfulness, beside the replies of the undefended twin if they are known."""
 
     suite: str
     bars: tuple[Bar, ...]
