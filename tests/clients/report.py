@@ -75,7 +75,7 @@ def _tables(folder: Path) -> Iterator[str]:
         yield f"| {head} | packages | checks passed | outcome |\n|---|---|---|---|"
         yield from (_row(client, latest_figures(folder, client)) for client in clients)
         yield ""
-    yield "Each deviation is argued:\n\n| client | check | why |\n|---|---|---|"
+    yield "Each deviation has a reason:\n\n| client | check | why |\n|---|---|---|"
     argued = dict.fromkeys(
         (client.name, check, each.why) for client in CLIENTS for check, each in client.deviations.items()
     )
