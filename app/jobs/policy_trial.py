@@ -78,7 +78,7 @@ class TriedJob(BaseModel):
 
 
 class PolicyTrial(BaseModel):
-    """A dry run: how many of the latest jobs a policy refuses, changes or decides differently, and each of them."""
+    """A dry run: how many of the latest jobs a policy refuses, changes or decides differently; `data` has each job."""
 
     object: Literal["policy.dry_run"] = "policy.dry_run"
     jobs: int

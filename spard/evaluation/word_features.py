@@ -49,7 +49,7 @@ def word_window(rows: int) -> int:
 
 
 def features_of_row(row: Example, words: int) -> set[int]:
-    """Return a row's features: of its requests, and in a separate range of its answers and tool calls."""
+    """Return the features of a row's requests and, numbered in a separate range, of its answers and tool calls."""
     answered = {_BUCKETS + each for each in text_features(_role_texts(row, "assistant"), words)}
     return text_features(_role_texts(row, "user", "system"), words) | answered
 

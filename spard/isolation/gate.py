@@ -150,7 +150,7 @@ def _read_order() -> Line | None:
 
 
 def _close(line: Line, before: int | None) -> int | None:
-    """Enter a private root: around the files to read ahead, or around the job.
+    """Enter a private root, which contains only the files to read ahead, or only those of the job.
 
     `before` is the result of the previous call: None, or a descriptor of the real root, from which a second private
     root must be made. Returns a descriptor if another root follows, else None.

@@ -37,7 +37,7 @@ def counted_replies(context: Context, stage: str) -> Iterator[None]:
 
 @contextmanager
 def timed_rows(context: Context) -> Iterator[list[int]]:
-    """Report the durations of reading the rows and of the stages inside; append the number of rows to the list."""
+    """Report the durations of reading the rows and of the stages within it; append the number of rows to the list."""
     started, before, counts = time.perf_counter(), dict(context.seconds), list[int]()
     yield counts
     seconds, rows = time.perf_counter() - started, sum(counts)

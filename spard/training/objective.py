@@ -166,7 +166,7 @@ class Objective:
         return plan_passes(anchors, self.prompt_lengths, self._most(piece))
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
-        """Return the method's safe losses by name on some safe rows, without dropout; `rows` are those of all ranks."""
+        """Return the method's safe losses by name, without dropout, on the safe rows `rows`, given for all ranks."""
         passes = _rank_passes(rows, self.safe_passes)
         pieces = [
             self._batch([self.safe[row] for row in each] or [self.blank])._replace(rows=tuple(each)) for each in passes

@@ -230,7 +230,7 @@ class Turns:
         return found
 
     def _is_full(self, project: str) -> bool:
-        """Return True if too many rows are paused for a new reply of this project to pause more."""
+        """Return True if so many rows are paused that a new reply of this project must not pause more."""
         first = self.next_seat(project)
         paused = sum(seat.rows for line in self.lines.values() for seat in line if seat.paused)
         return (first is None or first.paused is None) and paused >= _PAUSED * self.most
