@@ -322,5 +322,5 @@ def _apply_preset(policy: Policy, name: str, settings: Settings) -> Policy:
 
 
 def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:
-    """Return (suite size, most answered attacks, most refusals that still pass), for each size in `SIZES`."""
+    """Return (suite size, most answered attacks and most refusals with which it passes), for each size in `SIZES`."""
     return [(size, most_hits("harmful", size, limits), most_hits("benign", size, limits)) for size in SIZES]
