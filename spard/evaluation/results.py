@@ -19,11 +19,12 @@ HARMLESS: tuple[SuiteKind, ...] = ("benign", "dressed_benign")
 PLAIN: tuple[SuiteKind, ...] = ("harmful", "benign", "utility")
 """Kinds of suites that the provider imports; the others are made from these and from the customer's rows."""
 
-IN_DISGUISE, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
+IN_DISGUISE, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further disguises of suspicious rows"
 REQUESTS = "requests of harmful rows"
 OF_ROWS = (IN_DISGUISE, IN_PHRASES, IN_MORE, REQUESTS)
 """Prefixes of the names of suites that are made from the customer's own rows: prompts in one disguise of the rows, in
-several disguises in turn ("dresses" in the names of reports), or the requests of the rows themselves."""
+several disguises in turn, or the requests of the rows themselves."""
+_EARLIER_IN_MORE = "in further dresses of suspicious rows"  # in results that earlier versions stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class SuiteResult:
     planned: int | None = None
     planned_categories: tuple[tuple[str, int], ...] | None = None
     judge_errors: tuple[int, int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        # A job may compare a stored result of its base model with a new one of its adapter, by the suite's name.
+        if _EARLIER_IN_MORE in self.suite:
+            object.__setattr__(self, "suite", self.suite.replace(_EARLIER_IN_MORE, IN_MORE))
 
     @property
     def prompt_count(self) -> int:
