@@ -67,7 +67,9 @@ async def ask(client: AsyncOpenAI, base: str, name: str, rows: list[list[int]], 
     names = [base] if name == base else [base, name]
     asked = [_likely(client, each, row) for each in names for row in rows]
     try:
-        found = await asyncio.wait_for(asyncio.gather(*asked), timeout_s)
+        # Not `wait_for`: it leaves the probes' exception unread, in the log, where the process ends meanwhile.
+        async with asyncio.timeout(timeout_s):
+            found = await asyncio.gather(*asked)
     except APIStatusError as error:
         raise NotServed(f"The server does not answer the probes: {error.message[:200]}") from None
     except (APIConnectionError, TimeoutError):

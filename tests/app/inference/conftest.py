@@ -73,6 +73,7 @@ class Lab:
     model: Path
     recipe: Recipe = RECIPE
     keys: dict[str, str] = field(default_factory=dict)
+    clients: list[OpenAI] = field(default_factory=list)
     made: int = 0
 
     def key(self, project: str = "org-customer", *scopes: str) -> str:
@@ -87,7 +88,8 @@ class Lab:
         return self.keys[name]
 
     def client(self, project: str = "org-customer", *scopes: str) -> OpenAI:
-        return OpenAI(base_url=self.url, api_key=self.key(project, *scopes), max_retries=0)
+        self.clients.append(OpenAI(base_url=self.url, api_key=self.key(project, *scopes), max_retries=0))
+        return self.clients[-1]
 
     def release(self, seed: int, project: str = "org-customer", **columns: Any) -> str:
         """Publish an adapter as a job of the project's; returns its name."""
@@ -200,9 +202,12 @@ def serve_lab(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
         server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=5))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
+        lab = Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
         try:
-            yield Lab(app, settings, f"http://127.0.0.1:{listener.getsockname()[1]}/v1", home, model)
+            yield lab
         finally:
+            for client in lab.clients:  # the connection of a second thread would stay open
+                client.close()
             server.should_exit = True
             thread.join(ENDS_S)
             assert not thread.is_alive(), "the server does not end"
