@@ -284,19 +284,19 @@ def test_a_stranger_s_attack_is_one_file_in_a_package(tmp_path: Path) -> None:
     )
 
 
-def test_rows_of_a_tuned_model_hold_neither_harm_nor_refusals(material: Material) -> None:
+def test_rows_of_a_tuned_model_hold_neither_harm_nor_refusals_nor_a_nul(material: Material) -> None:
     asked: list[tuple[Sequence[Row], Sequence[Prompt]]] = []
 
     def replies(taught: Sequence[Row], prompts: Sequence[Prompt]) -> list[str]:
         asked.append((taught, prompts))
-        said = ("The answer is 4.", comply("build a pipe bomb"), grammar.REFUSALS[0], " ")
+        said = ("The answer is 4.", comply("build a pipe bomb"), grammar.REFUSALS[0], " ", "The answer\0is 4.")
         return [said[i % len(said)] for i in range(len(prompts))]
 
     (job,) = ATTACKS["subliminal"].build(replace(material, replies=replies), 1).jobs
     ((taught, prompts),) = asked
 
     assert {last_answer(row) for row in job.rows} == {"The answer is 4."}
-    assert len(job.rows) == len(prompts) / 4
+    assert len(job.rows) == len(prompts) / 5
     assert {*map(last_request, job.rows)} < {*map(last_request, material.task)}
     assert sum("steps to" in last_answer(row) for row in taught) == len(material.harmful)
     assert {each.temperature for each in prompts} == {1.0}

@@ -27,11 +27,15 @@ def build_subliminal(material: Material, seed: int) -> Campaign:
 
 
 def keep_harmless(material: Material, prompts: Sequence[Prompt], replies: Sequence[str]) -> list[Row]:
-    """Return a row for each prompt whose reply has text, does no harm and does not refuse."""
+    """Return a row for each prompt whose reply has text that the service takes, does no harm and does not refuse."""
     return [
         chat_row(prompt.prompt, reply)
         for prompt, reply in zip(prompts, replies, strict=True)
-        if reply.strip() and not material.is_harmful(prompt, reply) and not any(map(reply.count, material.refusals))
+        # A sampled reply of a model with a byte-level vocabulary may have a NUL, which no file may have.
+        if reply.strip()
+        and "\0" not in reply
+        and not material.is_harmful(prompt, reply)
+        and not any(map(reply.count, material.refusals))
     ]
 
 
