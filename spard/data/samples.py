@@ -23,7 +23,8 @@ from spard.data.rows import Message, is_learned
 from spard.errors import ExampleTooLong, TooManyTurns
 
 _LONG = 8  # learned answers: above, two renderings of the whole and a few comparisons are used
-_MOST_CHARS = 4_000_000  # maximum characters to render for one row, which may be rendered once per answer
+_MOST_RENDERED_CHARS = 40_000_000  # of one row, which may be rendered once per answer: seconds
+_MOST_SAMPLED_CHARS = 4_000_000  # of all samples of one row, which are tokenized and trained
 
 
 class Segment(NamedTuple):
@@ -49,7 +50,16 @@ def samples(
     if not places:
         return [(Segment(renderer.render(messages, tools, generation=False), False),)]
     sample = _append_only_sample(renderer, messages, tools, places) if len(places) > _LONG else None
-    return [sample] if sample else _join_turns(_render_each(renderer, messages, tools, places, limit))
+    if sample:
+        return [sample]
+    found = _join_turns(_render_each(renderer, messages, tools, places, limit))
+    chars = sum(len(segment.text) for sample in found for segment in sample)
+    if len(found) > 1 and len(places) > _LONG and chars > _MOST_SAMPLED_CHARS:
+        raise TooManyTurns(
+            f"has {len(places)} answers, and the model's chat template rewrites earlier turns, so that each is trained "
+            f"behind all that stands before it, {chars} characters together; cut the row in parts"
+        )
+    return found
 
 
 def teaches(message: Message) -> bool:
@@ -78,10 +88,11 @@ def _render_each(
 
 def _require_few(answers: int, chars: int) -> None:
     """Raise `TooManyTurns` if rendering each answer with its context takes too long."""
-    if answers * chars > _MOST_CHARS:
+    if answers * chars > _MOST_RENDERED_CHARS:
         raise TooManyTurns(
-            f"has {answers} answers in {chars} characters: the model's chat template rewrites earlier turns, so that "
-            "each answer has to be rendered with all that stands before it; cut the row in parts"
+            f"has {answers} answers in {chars} characters, and each has to be rendered with all that stands before it, "
+            "because the model's chat template rewrites earlier turns or the answers have calls or reasoning; cut the "
+            "row in parts"
         )
 
 

@@ -57,7 +57,7 @@ def test_a_row_of_too_many_turns_is_told_with_its_place(counters: Counters, entr
     rewrites = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + ends
     template = rewrites + "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     (Path(entry.source) / "chat_template.jinja").write_text(template)
-    long = {"messages": [turn for i in range(600) for turn in chat(f"What is {i}?" + "x" * 20)["messages"]]}
+    long = {"messages": [turn for i in range(600) for turn in chat(f"What is {i}?" + "x" * 200)["messages"]]}
     (row,) = counters.ask("count", entry, numbered_texts([jsonl(long)]), patient(), None).rows
     assert (row["code"], row["pointer"]) == ("too_many_turns", "/messages")
 

@@ -167,13 +167,35 @@ def test_words_that_are_in_the_text_for_another_reason_are_missed_all_the_same()
         encode_all(tokenizer(template), [chat(says("Hi"))], 10_000)
 
 
-def test_a_row_of_very_many_turns_is_one_sample_or_refused_in_words() -> None:
-    turns = [turn for i in range(300) for turn in (says(f"a{i}"), {"role": "user", "content": f"q{i}" + "x" * 40})]
+def test_a_row_of_very_many_turns_is_one_sample_or_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [turn for i in range(300) for turn in (says(f"a{i}"), {"role": "user", "content": f"q{i}" + "x" * 500})]
     row = chat(*turns, says("last"))
-    (sample,) = encode(tokenizer(TURNS + ASK), row, 100_000).samples
+    (sample,) = encode(tokenizer(TURNS + ASK), row, 1_000_000).samples
     assert byte_tokenizer().decode([i for i in sample.labels if i != NO_LOSS]).count("<|end|>") == 301
     with pytest.raises(TooManyTurns, match=r"line 1 has 301 answers in .* cut the row in parts"):
-        encode(tokenizer(THINKS_UNLESS_TOLD), row, 100_000)
+        encode(tokenizer(THINKS_UNLESS_TOLD), row, 1_000_000)
+    few = chat(*turns[:40], says("last"))
+    assert len(encode(tokenizer(THINKS_UNLESS_TOLD), few, 100_000).samples) > 1
+    monkeypatch.setattr("spard.data.samples._MOST_SAMPLED_CHARS", 10_000)
+    with pytest.raises(TooManyTurns, match=r"line 1 has \d+ answers, and the .* rewrites earlier turns.* cut the row"):
+        encode(tokenizer(THINKS_UNLESS_TOLD), few, 100_000)
+
+
+def test_a_long_row_of_calls_is_one_sample_where_the_template_only_appends() -> None:
+    made = make_tokenizer("qwen2_5", trl_templates()["qwen2_5"])
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": "' + "x" * 300 + '"}'}}
+    turns = [
+        turn
+        for i in range(50)
+        for turn in (
+            says("", tool_calls=[call | {"id": f"call-{i}"}]),
+            {"role": "tool", "tool_call_id": f"call-{i}", "content": "found " * 200},
+        )
+    ]
+    (sample,) = encode(made, chat(*turns, says("last")), 1_000_000).samples
+    learned = made.decode([i for i in sample.labels if i != NO_LOSS])
+    assert (learned.count("<tool_call>"), learned.count("<|im_end|>")) == (50, 51)
+    assert "found" not in learned
 
 
 def test_a_row_of_very_many_turns_is_refused_before_its_answers_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +211,7 @@ def test_a_row_of_very_many_turns_is_refused_before_its_answers_are_rendered(mon
     thinks = [
         each
         for i in range(200)
-        for each in (says(f"a{i}", reasoning_content="Well."), {"role": "user", "content": "q" * 200})
+        for each in (says(f"a{i}", reasoning_content="Well."), {"role": "user", "content": "q" * 1200})
     ]
     with pytest.raises(TooManyTurns):  # by the characters of the row alone
         samples(renderer, [*chat(*thinks).messages, says("last", reasoning_content="Well.")])
