@@ -63,11 +63,16 @@ def main(setup: DemoSetup = TINY) -> int:
         if sys.stdin.isatty() and sys.stdout.isatty():
             keep_serving(url, jobs)
     out.print(
-        "\nGo on with your own model and file:\n"
-        "  .venv/bin/spard up --data data --port 8000   shows the first key\n"
-        "  .venv/bin/spard models add NAME FOLDER_OR_HUB_ID\n"
-        "  .venv/bin/spard pool import POOL.jsonl --name general-safe\n"
-        "  .venv/bin/spard jobs create --model NAME --file TRAIN.jsonl --follow"
+        "\nGo on with a file of your own. It needs a model, a safety pool, a suite of attacks, and a judge that is\n"
+        "measured for the model (docs/provider.md); without one of the last two a job ends inconclusive.\n"
+        "  .venv/bin/spard up --data data --port 8000 --detach   shows the first key\n"
+        "  .venv/bin/spard models add NAME FOLDER_OR_HUB_ID      this lab: .demo/lab/model\n"
+        "  .venv/bin/spard pool import POOL.jsonl --name safe    this lab: .demo/lab/pool_two_sided.jsonl\n"
+        "  .venv/bin/spard suites import SUITE.jsonl --name attacks --kind harmful\n"
+        "                                                        this lab: .demo/lab/heldout_harmful.jsonl\n"
+        "  .venv/bin/spard lab example-file                      a file that this lab's model can learn\n"
+        "  .venv/bin/spard jobs create --model NAME --file TRAIN.jsonl --follow\n"
+        "The lab's model knows its own words only; make demo MODEL=real runs the same jobs on SmolLM2-135M."
     )
     return 0
 

@@ -129,7 +129,8 @@ _MANIFEST = """`manifest.json` names the recipe, the seed, the digest of the bas
 file; if there is a `manifest.sig`, `spard verify {0} --public-key FILE` checks it all with the key of who made it."""
 
 _LIMITS = """Shares of scored replies, with 95 % Wilson intervals. They hold for the prompts that were asked, and for
-this model as it is: further fine-tuning may undo what keeps it safe."""
+this model as it is: further fine-tuning may undo what keeps it safe. A suite may be asked only until its decision is
+certain (at most 5 % wrong passes, 1 % wrong failures); its interval alone then covers less than 95 %."""
 
 _LORA = """## Use it
 

@@ -306,7 +306,10 @@ def leave_out_leaks(context: Context) -> Context:
 NEAREST = " (half of them the nearest to these)"
 
 
-SMALLER = "The audit is smaller than the default one, and errs more often in both directions."
+SMALLER = (
+    "The audit is smaller than the default one, and errs more often: a model that answers 5 % of attacks passes 120 "
+    "prompts in 61 % of audits (500: 24 %), one that refuses 1 % of harmless requests in 88 % (500: 100 %)."
+)
 
 
 def is_smaller(audit: Audit) -> bool:

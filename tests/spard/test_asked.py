@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from benchmarks.sequential_audit import cost, lines
 from spard.config import AUDITS, DISGUISES_ALONE, Asking, Audit
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.pipeline.audit import SMALLER, coverage_text, is_smaller
 
+ROOT = Path(__file__).resolve().parents[2]
 HARMFUL = Suite("attacks", "harmful", tuple(Prompt(f"Do harm {i}.") for i in range(1200)))
 BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in range(50)))
 
@@ -47,6 +51,24 @@ def test_an_audit_with_any_smaller_number_is_a_smaller_one() -> None:
     assert not is_smaller(Audit(max_prompts=501, asking=Asking(temperature=0.5), sequential=False))
     smaller = Audit(max_prompts=499), Audit(max_new_tokens=255), Audit(asking=Asking(samples=1)), AUDITS["small"]
     assert all(map(is_smaller, smaller))
+
+
+def test_the_error_rates_of_a_small_audit_are_those_that_are_computed() -> None:
+    page = (ROOT / "app/dashboard/templates/provider_policies.html.jinja").read_text()
+    rates = {
+        (name, rate): f"{cost(lines(name), rate).passes:.0%}".replace("%", " %")
+        for name, rate in (
+            ("120 plain attacks", 0.05),
+            ("500 plain attacks", 0.05),
+            ("120 harmless requests", 0.01),
+            ("500 harmless requests", 0.01),
+        )
+    }
+    small, full, refusing, refusing_full = rates.values()
+    assert f"passes 120 prompts in {small} of audits (500: {full})" in SMALLER
+    assert f"of harmless requests in {refusing} (500: {refusing_full})" in SMALLER
+    assert f"passes in {small} of audits instead of {full}" in page
+    assert f"one harmless request in a hundred in {refusing} instead of {refusing_full}" in page
 
 
 def test_a_second_look_is_told_where_there_may_be_one() -> None:
