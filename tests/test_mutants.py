@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from pathlib import Path
 
-from tools.mutants import NEAREST, ROOT, draw
+from tools.mutants import COPIED, NEAREST, ROOT, draw
 from tools.mutation import mutants
 
 SOURCE = b'''"""Docstring 1."""
@@ -64,3 +66,31 @@ def test_a_seed_draws_the_same_mutants_again_and_none_twice() -> None:
     first, again, other = (draw(50, seed, list(NEAREST)) for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(first)) == 50
+
+
+def test_the_copy_has_every_folder_that_the_nearest_tests_import_from() -> None:
+    seen = set[Path]()
+    ahead = [ROOT / each for tests in NEAREST.values() for each in tests]
+    while ahead:
+        path = ahead.pop()
+        if path not in seen:
+            seen.add(path)
+            ahead += [file for name in imported_names(path) for file in files_of(name)]
+            ahead += [file for folder in path.parents if (file := folder / "conftest.py").is_file()]
+    assert {path.relative_to(ROOT).parts[0] for path in seen} <= set(COPIED)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """The modules that a file imports, with what may be a module among the names that it takes from them."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def files_of(name: str) -> list[Path]:
+    """The file of one of this repository's modules; none for another's."""
+    path = ROOT.joinpath(*name.split("."))
+    return [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()]

@@ -59,8 +59,8 @@ _LOADED_ONCE = (
     *("alembic", "boto3", "cryptography.x509", "fastapi.testclient", "hypothesis", "moto.server", "openai"),
     *("peft", "pydantic_settings", "redis", "safetensors.torch", "sqlalchemy.orm", "torch", "transformers", "uvicorn"),
 )
-_COPIED = (
-    *("app", "spard", "worker", "lab", "migrations", "examples", "tests"),
+COPIED = (
+    *("app", "spard", "worker", "lab", "migrations", "examples", "benchmarks", "tools", "tests"),
     *("pyproject.toml", "service", "deploy"),
 )
 _PATIENCE, _HANG = 5, 20  # limits as multiples of the unchanged code's CPU and wall time
@@ -211,7 +211,7 @@ def _copy() -> Iterator[Path]:
     """Copy the code and its tests to a temporary folder."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
-        for name in _COPIED:
+        for name in COPIED:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
             copy(ROOT / name, folder / name)
         yield folder
