@@ -35,15 +35,19 @@ import pytest
 from tools.mutation import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[1]
+_OF_GATE = tuple(
+    f"tests/spard/test_{each}.py" for each in ("gate", "gate_bounds", "row_requests", "second_look", "sequential")
+)
 _OF_LEASES = tuple(
-    f"tests/app/test_{each}.py" for each in ("lease_records", "transitions", "handing_back", "turns", "lease")
+    f"tests/app/test_{each}.py"
+    for each in ("lease_records", "transitions", "handing_back", "turns", "lease", "lock_waits", "reaper")
 )
 NEAREST: dict[str, tuple[str, ...]] = {
     "spard/selection/dpp.py": ("tests/spard/test_dpp_bounds.py", "tests/spard/test_dpp.py"),
     "spard/methods/spag.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
     "spard/methods/constraint.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
-    "spard/evaluation/gate.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
-    "spard/evaluation/bounded.py": ("tests/spard/test_gate.py", "tests/spard/test_gate_bounds.py"),
+    "spard/evaluation/gate.py": _OF_GATE,
+    "spard/evaluation/bounded.py": _OF_GATE,
     "spard/evaluation/sequential.py": ("tests/spard/test_sequential.py",),
     "app/jobs/lease.py": _OF_LEASES,
     "app/jobs/transitions.py": _OF_LEASES,
