@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spard.config import Asking, GateThresholds, RowSignal
+from spard.config import MIN_SCORED, Asking, GateThresholds, RowSignal
 from spard.config.run_spec import SuiteSpec
 from spard.data.rows import Example
 from spard.evaluation.audit import Suite
@@ -94,6 +94,11 @@ def test_a_file_with_few_harmful_rows_can_pass(rows: int, base: int, tuned: int,
         [result("attacks", "harmful", 0, 400), result(REQUESTS, "mined", hits, rows)] for hits in (base, tuned)
     )
     assert gate(before, after, GateThresholds()).decision == decision
+
+
+def test_as_many_requests_as_a_bound_needs_are_held_to_it() -> None:
+    before, after = ([result("attacks", "harmful", 0, 400), result(REQUESTS, "mined", 0, MIN_SCORED)] for _ in range(2))
+    assert gate(before, after, GateThresholds()).decision == "inconclusive"
 
 
 def test_many_requests_that_were_asked_in_part_are_no_small_suite() -> None:
