@@ -42,6 +42,7 @@ _OF_LEASES = tuple(
     f"tests/app/test_{each}.py"
     for each in ("lease_records", "transitions", "handing_back", "turns", "lease", "lock_waits", "reaper")
 )
+_OF_MANIFESTS = ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py")
 NEAREST: dict[str, tuple[str, ...]] = {
     "spard/selection/dpp.py": ("tests/spard/test_dpp_bounds.py", "tests/spard/test_dpp.py"),
     "spard/methods/spag.py": ("tests/spard/test_safety_half.py", "tests/spard/test_spag.py"),
@@ -52,10 +53,13 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "app/jobs/lease.py": _OF_LEASES,
     "app/jobs/transitions.py": _OF_LEASES,
     "app/quotas.py": ("tests/app/test_quotas.py", "tests/app/http/test_quotas.py"),
-    "app/keys.py": ("tests/app/test_keys.py", "tests/app/test_key_edges.py"),
+    "app/keys.py": tuple(
+        f"tests/app/{each}.py"
+        for each in ("test_keys", "test_key_edges", "test_ended_access", "http/test_key_owners", "http/test_given_keys")
+    ),
     "app/webhooks/address.py": ("tests/app/test_webhook_address.py",),
-    "spard/release/manifest.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
-    "spard/digests.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
+    "spard/release/manifest.py": _OF_MANIFESTS,
+    "spard/digests.py": (*_OF_MANIFESTS, "tests/spard/test_models.py"),
 }
 _ON_POSTGRES = "postgres or at_once"  # matches tests that start a database server
 _STAGES = (f"not ({_ON_POSTGRES})", _ON_POSTGRES)
