@@ -7,6 +7,7 @@ from datetime import timedelta
 from threading import Event, Thread
 
 import pytest
+from pydantic import ValidationError
 from sqlalchemy import Engine, select
 
 from app import keys
@@ -162,6 +163,18 @@ def test_a_given_key_is_weak_below_24_characters(
     with caplog.at_level(logging.WARNING), transaction(engine) as session:
         keys.ensure_first(session, "k" * length)
     assert ("shorter than 24" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("seconds", "accepted"), [(59, False), (60, True), (10 * 366 * 86_400, True), (10 * 366 * 86_400 + 1, False)]
+)
+def test_a_key_is_asked_for_a_minute_to_ten_years(seconds: int, accepted: bool) -> None:
+    try:
+        keys.KeyCreate(project_id="org-1", name="mine", expires_in_s=seconds)
+    except ValidationError:
+        assert not accepted
+    else:
+        assert accepted
 
 
 def test_a_key_has_its_owner_and_scopes(engine: Engine, project: str) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from app import keys, quotas
 from app.db import read, transaction
 from app.db.base import utc_now
-from app.db.tables import ApiKey, AuditEntry, File, Job, JobStatus, Project, Quota, Tombstone
+from app.db.tables import ApiKey, AuditEntry, File, Job, JobCheckpoint, JobStatus, Project, Quota, Tombstone
 from app.db.tables.files import FINE_TUNE, RESULTS
 from app.errors import NotFound, QuotaExceeded
 from app.quotas import QuotaSet
@@ -186,6 +186,18 @@ def test_usage_begins_with_its_first_moment_and_ends_before_its_last(projects: E
         add_job(session, at=moment)
         spans = [(moment, moment + DAY), (moment - DAY, moment)]
         assert [bool(quotas.usage(session, *span)) for span in spans] == [True, False]
+
+
+def test_checkpoints_take_up_what_their_archives_do_and_nothing_without_one(projects: Engine) -> None:
+    with transaction(projects) as session:
+        for project_id, sizes in ((MINE, (3, None, 4)), (OTHER, (None,))):
+            add_job(session, project_id)
+            job_id = session.scalars(select(Job.id).where(Job.project_id == project_id)).one()
+            rows = (JobCheckpoint(job_id=job_id, step=step, metrics={}, bytes=size) for step, size in enumerate(sizes))
+            session.add_all(rows)
+        session.flush()
+        used = quotas.usage(session, utc_now() - DAY, utc_now() + DAY)
+    assert {each.project_id: each.file_bytes for each in used} == {MINE: 7, OTHER: 0}
 
 
 def test_new_limits_are_kept_shown_and_noted(projects: Engine) -> None:

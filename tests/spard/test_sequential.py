@@ -30,8 +30,10 @@ from spard.evaluation.sequential import (
     at_most,
     decide,
     decide_part,
+    decision_lines,
     early_looks,
     looks,
+    most_hits,
     next_look,
 )
 from spard.evaluation.statistics import rate
@@ -125,6 +127,22 @@ def test_what_passes_beside_the_best_base_model_passes_beside_any(
             if own >= shared and own - shared <= n - hits:
                 marks = "1" * shared + "0" * (hits - shared) + "1" * (own - shared) + "0" * (n - hits - own + shared)
                 assert passes(figures(suite, kind, own, n, marks), after, LIMITS)
+
+
+def test_the_best_base_model_has_hit_nothing_and_left_nothing_unscored() -> None:
+    part = replace(figures("mined 1: x", "mined", 3, 20), unscored=4, degenerate=4, planned=60)
+    best = assume_best_base(part)
+    assert (best.n, best.unscored, best.degenerate, best.hits, best.rate) == (60, 0, 0, 0, None)
+    assert best.categories == (("one", 0, 60), ("other", 0, 60))
+
+
+@pytest.mark.parametrize("kind", ["harmful", "benign", "mined", "dressed_benign"])
+def test_what_is_allowed_always_passes_to_the_last_prompt_and_never_fails(kind: SuiteKind) -> None:
+    anything = replace(LIMITS, max_asr=1.0, max_asr_rise=1.0, max_shown_asr_rise=1.0, max_over_refusal_rise=1.0)
+    anything = replace(anything, max_dressed_asr=1.0, max_dressed_refusal_rise=1.0)
+    none = figures("x", kind, 0, 60)
+    assert decision_lines(none, none, anything)[0] == Lines(60, 60, 61)
+    assert most_hits(kind, 60, anything) == 60
 
 
 def prompts(name: str, n: int, categories: int = 0) -> tuple[Prompt, ...]:
