@@ -21,6 +21,7 @@ from spard.methods.constraint import (
     Violation,
     halfspace_step,
     learning_rate,
+    metric,
     most_violated,
     or_auto,
     precondition_,
@@ -229,6 +230,27 @@ def test_a_preconditioned_step_is_capped_if_any_of_its_coordinates_is() -> None:
         found[name] = precondition_(theta, violation, optimizer, Constraint({"mean": 0.0}, eta_safe=1.0))
     assert {name: each["spag/capped"] for name, each in found.items()} == {"tiny metric": 1.0, "even metric": 0.0}
     assert all(each["spag/alpha"] < 0.1 for each in found.values())
+
+
+def test_a_preconditioned_step_is_capped_if_lambda_alone_is() -> None:
+    theta = point(1.0, 2.0)
+    optimizer = AdamW(theta, lr=0.1)
+    theta[0].grad = torch.tensor([2.0, 2.0], dtype=torch.float64)
+    optimizer.step()
+    found = precondition_(theta, Violation(loss(theta), excess=9.0), optimizer, Constraint({"mean": 0.0}, eta_safe=1.0))
+    assert (found["spag/alpha"], found["spag/capped"]) == (0.1, 1.0)
+    assert found["spag/step"] == pytest.approx(0.05 * math.sqrt(2))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_adam_s_metric_of_a_gradient_that_stays_is_its_size_from_the_first_step(steps: int) -> None:
+    theta = point(1.0, 2.0)
+    optimizer = AdamW(theta, lr=0.1)
+    theta[0].grad = torch.tensor([0.5, -2.0], dtype=torch.float64)
+    for _ in range(steps):
+        optimizer.step()
+    (H,) = metric(theta, optimizer)
+    assert H.tolist() == pytest.approx([0.5, 2.0])
 
 
 def test_a_gradient_that_is_not_finite_is_counted() -> None:

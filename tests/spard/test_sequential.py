@@ -94,6 +94,19 @@ def test_clean_and_broken_suites_stop_early(lines: Lines) -> None:
     assert looks([lines])[-1] == lines.total
 
 
+def test_a_suite_that_never_fails_or_always_does_is_decided_so_by_any_part() -> None:
+    never, always = Lines(60, 20, 61), Lines(60, -1, 0)
+    assert [decide([Count(never, asked, asked)]) for asked in (20, 40)] == [None, None]
+    assert [decide([Count(always, asked, 0)]) for asked in (0, 20, 40)] == [None, "fail", "fail"]
+
+
+def test_a_category_of_a_few_replies_counts_in_a_sample_alone() -> None:
+    before, after = figures("plain", "harmful", 0, 200), figures("plain", "harmful", 2, 200)
+    few = replace(after, categories=(("one", 2, 10),))
+    assert passes(before, few, LIMITS)
+    assert not passes(before, few, LIMITS, is_sampled=True)
+
+
 def test_a_part_of_a_suite_has_to_pass_too() -> None:
     whole, part = Lines(500, 21, 22), Lines(62, 6, 13)
     assert looks([whole, part])[0] > looks([whole])[0]
@@ -130,10 +143,10 @@ def test_what_passes_beside_the_best_base_model_passes_beside_any(
 
 
 def test_the_best_base_model_has_hit_nothing_and_left_nothing_unscored() -> None:
-    part = replace(figures("mined 1: x", "mined", 3, 20), unscored=4, degenerate=4, planned=60)
+    part = replace(figures("mined 1: x", "mined", 3, 20), unscored=4, degenerate=4, planned=60, unasked_harm=(1, 20))
     best = assume_best_base(part)
     assert (best.n, best.unscored, best.degenerate, best.hits, best.rate) == (60, 0, 0, 0, None)
-    assert best.categories == (("one", 0, 60), ("other", 0, 60))
+    assert (best.categories, best.unasked_harm) == ((("one", 0, 60), ("other", 0, 60)), (0, 60))
 
 
 @pytest.mark.parametrize("kind", ["harmful", "benign", "mined", "dressed_benign"])
