@@ -75,7 +75,7 @@ def test_the_copy_has_every_folder_that_the_nearest_tests_import_from() -> None:
         path = ahead.pop()
         if path not in seen:
             seen.add(path)
-            ahead += [file for name in imported_names(path) for file in files_of(name)]
+            ahead += [file for name in imported_names(path) for file in module_files(name)]
             ahead += [file for folder in path.parents if (file := folder / "conftest.py").is_file()]
     assert {path.relative_to(ROOT).parts[0] for path in seen} <= set(COPIED)
 
@@ -90,7 +90,7 @@ def imported_names(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{each.name}" for each in node.names)
 
 
-def files_of(name: str) -> list[Path]:
+def module_files(name: str) -> list[Path]:
     """The file of one of this repository's modules; none for another's."""
     path = ROOT.joinpath(*name.split("."))
     return [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()]

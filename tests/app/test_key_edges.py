@@ -177,6 +177,21 @@ def test_a_key_is_asked_for_a_minute_to_ten_years(seconds: int, accepted: bool) 
         assert accepted
 
 
+@pytest.mark.parametrize("seconds", [None, 3600])
+def test_a_key_expires_after_the_seconds_asked_for_or_never(engine: Engine, project: str, seconds: int | None) -> None:
+    with transaction(engine) as session:
+        own, _ = keys.create(session, project, "mine", ["admin"])
+        caller, before = keys.Principal(project, own.id, frozenset({"admin"})), clock(session)
+        ask = keys.KeyCreate(project_id=project, name="theirs", expires_in_s=seconds)
+        made, secret = keys.issue_key(session, caller, ask)
+        assert keys.authenticate(session, secret) is not None
+        if seconds is None:
+            assert made.expires_at is None
+        else:
+            assert made.expires_at is not None
+            assert before + HOUR <= made.expires_at <= clock(session) + HOUR
+
+
 def test_a_key_has_its_owner_and_scopes(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
         key, _ = keys.create(session, project, "mine", ["admin", "customer"], "Ada")
