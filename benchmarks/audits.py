@@ -1,16 +1,17 @@
 """Compare the audit's generation with transformers' `generate`: speed, and whether the replies are the same.
 
-Run `python -m benchmarks.audits [--size 50m --tokens 128 --device cuda]`. The arms:
+Run `python -m benchmarks.audits [--size 50m | --model FOLDER] [--tokens 128 --device cuda]`. The arms:
 
 - ours: `spard.models.generate.generate`, which audits use;
-- batches of four: transformers' `generate` with left padding, prompts in the given order;
-- one by one: transformers' `generate` with a single prompt per call;
-- cuDNN's attention (on a GPU only): ours with PyTorch's cuDNN attention enabled, which `load_base` disables.
+- batches of N (`--batches`, 4 and 1 by default): transformers' `generate` with left padding, prompts in given order;
+- cuDNN's attention (on a GPU only): ours with PyTorch's cuDNN attention enabled, which `load_base` disables;
+- vLLM (`--vllm PYTHON`, the interpreter of an environment with it, as `make vllm` installs one into
+  out/vllm/environment; on a CPU only): its offline engine in float32, with an empty prefix cache.
 
 All arms answer the same prompts greedily with the same system prompt and the same end tokens, and alternate in rounds.
 The table shows the median CPU time (on a GPU the wall time, in bfloat16) with its range, the ratio to ours, and how
-many replies have the same text. The model has random weights and ends no reply by itself, so a random 2% of the
-vocabulary counts as end tokens; this makes reply lengths vary as in a real audit.
+many replies have the same text. Without `--model` the weights are random, and the model ends no reply by itself, so a
+random 2% of the vocabulary counts as end tokens; this makes reply lengths vary as in a real audit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +33,7 @@ import torch
 
 from benchmarks.embedding import row_text
 from benchmarks.training import SHAPES, write_model, write_rows
+from benchmarks.vllm_replies import Replies, replies
 from spard.data.control_tokens import end_tokens
 from spard.models.base import Base, load_base
 from spard.models.generate import as_requests, generate, reply_end_tokens
@@ -39,6 +43,8 @@ SYSTEM = (
     "request could hurt somebody, say in a sentence that you cannot help with it."
 )
 ENDING = 0.02  # of the vocabulary
+Arm = Callable[[list[str]], tuple[list[str], float]]
+"""A function from prompts to (texts, seconds)."""
 
 
 def main() -> None:
@@ -47,21 +53,18 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     with TemporaryDirectory(prefix="spard-audits-") as folder:
         rows = asked.prompts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
-        model = write_model(Path(folder) / "model", rows, asked.size, asked.seed)
+        model = asked.model or write_model(Path(folder) / "model", rows, asked.size, asked.seed)
         prompts = [row_text(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
         base = load_base(str(model), device=asked.device)
-    _end_replies(base, asked.seed)
-    arms = _arms(base, asked.tokens)
-    clock = time.perf_counter if base.device.type == "cuda" else time.process_time
-    for replies in arms.values():  # the first pass warms up
-        replies(prompts[:8])
-    found: dict[str, list[float]] = {name: [] for name in arms}
-    texts: dict[str, list[str]] = {}
-    for _ in range(asked.rounds):
-        for name, replies in arms.items():
-            begun = clock()
-            texts[name] = replies(prompts)
-            found[name].append(clock() - begun)
+        if not asked.model:
+            _end_replies(base, asked.seed)
+        with ExitStack() as stack:
+            arms = _arms(base, asked.tokens, asked.batches)
+            if asked.vllm:
+                arms["vLLM"] = _by_vllm(
+                    base, asked.tokens, stack.enter_context(replies(asked.vllm, model, asked.threads))
+                )
+            found, texts = _measure(arms, prompts, asked.rounds)
     print(f"{len(prompts)} prompts, at most {asked.tokens} tokens a reply, {asked.threads} thread(s), ", end="")
     place = (
         torch.cuda.get_device_name() if base.device.type == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
@@ -75,15 +78,43 @@ def main() -> None:
         print(f"{name:18}{statistics.median(seconds):9.2f}{spread:>14}{ratio:9.2f}{same:8} of {len(prompts)}")
 
 
-def _arms(base: Base, tokens: int) -> dict[str, Callable[[list[str]], list[str]]]:
-    arms = {
-        "ours": lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM),
-        "batches of four": lambda prompts: _by_transformers(base, prompts, tokens, 4),
-        "one by one": lambda prompts: _by_transformers(base, prompts, tokens, 1),
-    }
+def _measure(
+    arms: Mapping[str, Arm], prompts: list[str], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
+    """Return the seconds of each arm in each round, and its last texts."""
+    for answer in arms.values():  # the first pass warms up
+        answer(prompts[:8])
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    texts: dict[str, list[str]] = {}
+    for _ in range(rounds):
+        for name, answer in arms.items():
+            texts[name], seconds = answer(prompts)
+            found[name].append(seconds)
+    return found, texts
+
+
+def _arms(base: Base, tokens: int, batches: Sequence[int]) -> dict[str, Arm]:
+    clock = time.perf_counter if base.device.type == "cuda" else time.process_time
+
+    def timed(answer: Callable[[list[str]], list[str]]) -> Arm:
+        def arm(prompts: list[str]) -> tuple[list[str], float]:
+            begun = clock()
+            texts = answer(prompts)
+            return texts, clock() - begun
+
+        return arm
+
+    arms = {"ours": timed(lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM))}
+    for size in batches:
+        arms[f"batches of {size}"] = timed(partial(_by_transformers, base, tokens=tokens, batch=size))
     if base.device.type == "cuda":
-        arms["cuDNN's attention"] = lambda prompts: _by_cudnn(base, prompts, tokens)
+        arms["cuDNN's attention"] = timed(lambda prompts: _by_cudnn(base, prompts, tokens))
     return arms
+
+
+def _by_vllm(base: Base, tokens: int, answer: Replies) -> Arm:
+    ends = sorted(reply_end_tokens(base.model, base.tokenizer))
+    return lambda prompts: answer(as_requests(base.tokenizer, prompts, SYSTEM), ends, tokens)
 
 
 def _by_cudnn(base: Base, prompts: list[str], tokens: int) -> list[str]:
@@ -106,8 +137,8 @@ def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) ->
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in part], device=base.device)
         asked = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": sorted(ends), "pad_token_id": pad}
         found = base.model.generate(input_ids=ids, attention_mask=mask, **asked)[:, width:].tolist()
-        said = [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in found]
-        replies += [text.strip() for text in base.tokenizer.batch_decode(said)]
+        found_ids = [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in found]
+        replies += [text.strip() for text in base.tokenizer.batch_decode(found_ids)]
     return replies
 
 
@@ -120,6 +151,9 @@ def _end_replies(base: Base, seed: int) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audits", description=__doc__)
     parser.add_argument("--size", choices=tuple(SHAPES), default="5m", help="of the random model")
+    parser.add_argument("--model", type=Path, help="a model's folder instead")
+    parser.add_argument("--batches", type=int, nargs="*", default=[4, 1], help="of transformers' arms")
+    parser.add_argument("--vllm", type=Path, help="a Python that has vLLM")
     parser.add_argument("--prompts", type=Path, help="JSONL with `prompt`, `question` or `messages`")
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="of a reply, at most")

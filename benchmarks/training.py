@@ -6,6 +6,8 @@ new process. The arms alternate in rounds:
 - ours: this project's loop without a defense;
 - one piece: the same loop without splitting a batch into passes, each batch padded to its longest row;
 - rows alone: the same loop, in which the tokens that all rows of a pass begin with go through the model once per row;
+- script: a short loop with PEFT, written by hand, which batches rows of similar length and computes the logits of the
+  learned tokens alone;
 - Trainer: transformers' Trainer with PEFT and batches of rows of similar length;
 - TRL: SFTTrainer with packing into 1,024 tokens, as many packs per batch as its rows fill, if `trl` is installed; it
   also learns the prompts.
@@ -42,7 +44,9 @@ SHAPES = {  # hidden, layers, MLP, heads, key-value heads
     "1b": (2048, 22, 5632, 32, 4),
 }
 VOCABULARY, LONGEST, PACK = 4096, 2048, 1024
-ARMS = ("ours", "one piece", "rows alone", "Trainer", "TRL")
+LORA: dict[str, Any] = {"r": 16, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+OWN = ("ours", "one piece", "rows alone")
+ARMS = (*OWN, "script", "Trainer", "TRL")
 
 
 def main() -> None:
@@ -51,7 +55,7 @@ def main() -> None:
     if asked.arm:
         print(json.dumps(_one(asked.arm, asked.model, asked.rows, asked.batch, asked.threads)))
         return
-    arms = [arm for arm in ARMS if arm != "TRL" or find_spec("trl")]
+    arms = [arm for arm in ARMS if arm in asked.arms and (arm != "TRL" or find_spec("trl"))]
     with TemporaryDirectory(prefix="spard-training-") as folder:
         rows = asked.rows or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed, asked.system)
         model = asked.model or write_model(Path(folder) / "model", rows, asked.size, asked.seed)
@@ -101,7 +105,9 @@ def _one(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[st
     torch.set_num_threads(threads)
     if arm == "floor":
         return _floor(model, rows)
-    return _ours(arm, model, rows, batch) if arm in ARMS[:3] else _peer(arm, model, rows, batch)
+    if arm == "script":
+        return _script(model, rows, batch)
+    return _ours(arm, model, rows, batch) if arm in OWN else _peer(arm, model, rows, batch)
 
 
 def _ours(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
@@ -146,6 +152,41 @@ def _floor(model: Path, path: Path) -> dict[str, float]:
     return {"cpu_s": seconds, "rate": rate}
 
 
+def _script(model: Path, path: Path, batch: int) -> dict[str, float]:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from spard.data.batches import read_examples
+    from spard.data.chat import encode_all
+
+    rows = sorted(
+        encode_all(AutoTokenizer.from_pretrained(model), read_examples(path), LONGEST), key=lambda row: len(row.ids)
+    )
+    batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
+    Random(0).shuffle(batches)
+    plain = AutoModelForCausalLM.from_pretrained(model)
+    tuned: Any = get_peft_model(plain, LoraConfig(**LORA))
+    learned = [each for each in tuned.parameters() if each.requires_grad]
+    optimizer, losses = torch.optim.AdamW(learned, lr=5e-5), list[float]()
+    tuned.train()
+    begun = time.process_time()
+    for part in batches:
+        ids = pad_sequence([torch.tensor(row.ids) for row in part], batch_first=True)
+        mask = pad_sequence([torch.ones(len(row.ids), dtype=torch.long) for row in part], batch_first=True)
+        labels = pad_sequence([torch.tensor(row.labels) for row in part], batch_first=True, padding_value=-100)[:, 1:]
+        states = plain.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, :-1]
+        loss = cross_entropy(plain.lm_head(states[labels != -100]), labels[labels != -100])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return {"cpu_s": time.process_time() - begun, "loss": losses[-1]}
+
+
 def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
@@ -154,7 +195,7 @@ def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
     from spard.data.chat import encode_all
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    lora = LoraConfig(r=16, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    lora = LoraConfig(**LORA)
     common: dict[str, Any] = {
         "per_device_train_batch_size": batch,
         "num_train_epochs": 1,
@@ -265,6 +306,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--arm", choices=(*ARMS, "floor"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
