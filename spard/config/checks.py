@@ -95,6 +95,9 @@ class RowSignal:
 ProbeSteps: TypeAlias = Annotated[int, Bound(ge=0, le=256)]
 
 
+PROBE_BATCH_SIZE = 16  # rows of a probe's step
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The budget of the probe (`spard.training.undefended`), whose result is reported and decides nothing.

@@ -60,8 +60,13 @@ class Speaker:
     write_until: Callable[[Sequence[Prompt], int, Settled], Iterator[ReplyBatch]] | None = None
 
 
-def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
-    """Return a generator for a transformers model; `system` is the system prompt that it is served with."""
+def in_memory(
+    model: Any, tokenizer: Any, system: str | None = None, on_look: Callable[[], None] | None = None
+) -> Speaker:
+    """Return a generator for a transformers model; `system` is the system prompt that it is served with.
+
+    `on_look` is called every few tokens, and after each batch of choices.
+    """
 
     def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None = None) -> Iterator[ReplyBatch]:
         rows = as_asked(tokenizer, prompts, system)
@@ -70,10 +75,10 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
             seeds = [sample_seed(rows[i], prompts[i].draw) for i in places]
             sampler = Sampler(temperature, seeds) if temperature else None
             own = settled.renumber(places) if settled else None
-            for batch in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler, settled=own):
+            for batch in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler, settled=own, on_look=on_look):
                 yield [places[i] for i in batch.places], batch.texts, batch.cut, batch.early
 
-    return Speaker(write, partial(likeliest, model, tokenizer, system=system), write)
+    return Speaker(write, partial(likeliest, model, tokenizer, system=system, on_look=on_look), write)
 
 
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
@@ -214,11 +219,20 @@ def _decode_reply(reply: str, prompt: Prompt) -> str:
 
 
 def likeliest(
-    model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16, system: str | None = None
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    batch_size: int = 16,
+    system: str | None = None,
+    on_look: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Return the likeliest choice of each prompt; `system` is the system prompt that the model is served with."""
+    """Return the likeliest choice of each prompt; `system` is the system prompt that the model is served with.
+
+    `on_look` is called after each batch.
+    """
     rows = [[_encode_choice(tokenizer, each, choice, system) for choice in each.choices] for each in prompts]
-    sums = iter(_log_likelihoods(model, tokenizer.pad_token_id, list(chain.from_iterable(rows)), batch_size))
+    every = list(chain.from_iterable(rows))
+    sums = iter(_log_likelihoods(model, tokenizer.pad_token_id, every, batch_size, on_look))
     return [_best_choice(each, [next(sums) for _ in each.choices]) for each in prompts]
 
 
@@ -237,7 +251,9 @@ def _encode_choice(tokenizer: Any, prompt: Prompt, choice: str, system: str | No
     return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
 
 
-def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: int) -> list[float]:
+def _log_likelihoods(
+    model: Any, pad: int, rows: Sequence[Encoded], batch_size: int, on_look: Callable[[], None] | None
+) -> list[float]:
     """Return the summed log-probability of each row's labels, in batches of similar length shared among the ranks."""
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
     sums = dict[int, float]()
@@ -249,6 +265,8 @@ def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: 
         batch = collate([rows[i] for i in picked] or [rows[0]], pad, model.device)
         with inference(model):
             sums |= zip(picked, _sums(model, batch).tolist()[: len(picked)], strict=True)
+        if on_look:
+            on_look()
     every = {i: total for part in distributed.gather_objects(sums) for i, total in part.items()}
     return [every[i] for i in range(len(rows))]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
 from spard.evaluation.judges.refusal import gives_steps, helps_after_refusing, is_refusal
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
-from spard.models.budget import generated_rows, in_passes, in_step, pass_tokens
+from spard.models.budget import Tell, generated_rows, in_passes, in_step, pass_tokens
 from spard.models.decoding import Prefix, begin, prefill
 from spard.models.generate import generate
 
@@ -81,10 +81,13 @@ def complies(text: str) -> bool:
     return not is_refusal(text) or helps_after_refusing(text) or gives_steps(text)
 
 
-def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
-    """Ask the base model at most `ASKED` of the prompts, evenly spaced, and return the beginnings of its refusals."""
+def own_refusals(base: Base, prompts: Sequence[str], tell: Tell | None = None) -> OwnRefusals:
+    """Ask the base model at most `ASKED` of the prompts, evenly spaced, and return the beginnings of its refusals.
+
+    `tell` gets the prompts done and in all.
+    """
     asked = [prompts[len(prompts) * i // min(ASKED, len(prompts))] for i in range(min(ASKED, len(prompts)))]
-    replies = generate(base.model, base.tokenizer, asked, REPLY)
+    replies = generate(base.model, base.tokenizer, asked, REPLY, tell=tell)
     refused = [(ask, reply) for ask, reply in zip(asked, replies, strict=True) if not complies(reply)]
     exchanges = [Example(_exchange(ask, reply), i) for i, (ask, reply) in enumerate(refused, start=1)]
     encoded = encode_all(base.tokenizer, exchanges, UNBOUNDED)
@@ -101,14 +104,14 @@ def measure_own_refusal(
     rows: Sequence[Encoded],
     openings: Sequence[tuple[int, ...]],
     threshold: float,
-    tell: Callable[[int, int], None] = lambda done, total: None,
+    tell: Tell | None = None,
 ) -> list[OwnRefusal]:
     """Return the signal of each row.
 
     rows       encoded training rows; all samples of a row are measured.
     openings   `OwnRefusals.openings`.
     threshold  turns whose upper bound is at most this are not measured exactly.
-    tell       called after each batch with the samples done and in all.
+    tell       gets the samples done and in all; then, begun anew, the turns that are measured exactly.
 
     Adapters must be off. The model's training mode is restored.
     """
@@ -122,7 +125,7 @@ def _of_samples(
     rows: Sequence[Encoded],
     openings: Sequence[tuple[int, ...]],
     threshold: float,
-    tell: Callable[[int, int], None],
+    tell: Tell | None,
 ) -> list[OwnRefusal]:
     turns = [[start for start, text in learned_turns(base.tokenizer, row) if complies(text)] for row in rows]
     found: list[dict[int, float]] = [{} for _ in rows]
@@ -133,7 +136,7 @@ def _of_samples(
             found = _first_tokens(base, rows, turns, openings, tell)
             wanted = [(i, start) for i, bounds in enumerate(found) for start, p in bounds.items() if p > threshold]
             # The bound is replaced by the exact value only where it could exceed the threshold.
-            for (i, start), p in zip(wanted, _whole_openings(base, rows, wanted, openings), strict=True):
+            for (i, start), p in zip(wanted, _whole_openings(base, rows, wanted, openings, tell), strict=True):
                 found[i][start] = p
         finally:
             base.model.train(was_training)
@@ -156,14 +159,13 @@ def _first_tokens(
     rows: Sequence[Encoded],
     turns: Sequence[Sequence[int]],
     openings: Sequence[tuple[int, ...]],
-    tell: Callable[[int, int], None],
+    tell: Tell | None,
 ) -> list[dict[int, float]]:
     """Return for each row, by turn start, the probability of beginning with the first token of any opening."""
     firsts = torch.tensor(sorted({opening[0] for opening in openings}), device=base.device)
     found: list[dict[int, float]] = [{} for _ in rows]
     asked = [i for i, starts in enumerate(turns) if starts]
     looked = [_up_to_last(rows[i], turns[i]) for i in asked]
-    done = 0
 
     def first_token_batch(places: list[int]) -> Tensor:
         batch = collate([looked[place] for place in places], base.tokenizer.pad_token_id, base.device)
@@ -172,12 +174,10 @@ def _first_tokens(
             (logp_S,) = in_chunks(partial(_any_token_logprob, firsts, head), vocabulary(base.model), states_SD)
         return logp_S
 
-    for places, logp_S in in_passes(base.model, [len(row.ids) for row in looked], first_token_batch):
+    for places, logp_S in in_passes(base.model, [len(row.ids) for row in looked], first_token_batch, tell=tell):
         by_turn = iter(logp_S.exp().tolist())
         for place in places:
             found[asked[place]] = {start: next(by_turn) for start in turns[asked[place]]}
-        done += len(places)
-        tell(done, len(asked))
     return found
 
 
@@ -194,7 +194,11 @@ def _any_token_logprob(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple
 
 
 def _whole_openings(
-    base: Base, rows: Sequence[Encoded], turns: Sequence[tuple[int, int]], openings: Sequence[tuple[int, ...]]
+    base: Base,
+    rows: Sequence[Encoded],
+    turns: Sequence[tuple[int, int]],
+    openings: Sequence[tuple[int, ...]],
+    tell: Tell | None,
 ) -> list[float]:
     """Return for each turn (row, start) the probability that the base model begins it with an opening.
 
@@ -202,8 +206,8 @@ def _whole_openings(
     """
     if not turns:
         return []
-    model, most = base.model, base.sequence_limit(UNBOUNDED) - OPENING
-    prompts = [rows[i].ids[:start][-most:] for i, start in turns]
+    model, room = base.model, base.sequence_limit(UNBOUNDED) - OPENING
+    prompts = [rows[i].ids[:start][-room:] for i, start in turns]
     longest = max(map(len, prompts))
     kept = generated_rows(model, longest, longest + OPENING) * (longest + OPENING)
     prefix = prefill(model, prompts)
@@ -214,7 +218,8 @@ def _whole_openings(
 
     found = [0.0] * len(turns)
     lengths = [len(prompt) + OPENING for prompt in prompts]
-    for places, p_B in in_passes(model, lengths, opening_batch, in_step(model, min(kept, pass_tokens(model)))):
+    most = in_step(model, min(kept, pass_tokens(model)))
+    for places, p_B in in_passes(model, lengths, opening_batch, most, tell=tell):
         for place, p in zip(places, p_B.tolist(), strict=True):
             found[place] = p
     return found
@@ -271,14 +276,14 @@ def inverted_rows(
     threshold: float,
     judge: Judge,
     limit: int,
-    tell: Callable[[int, int], None] = lambda done, total: None,
+    tell: Tell | None = None,
 ) -> list[int]:
     """Return the indices of pool rows that teach harm.
 
     openings   beginnings of the base model's refusals, as tokens.
     threshold  probability of an own refusal above which the judge is asked.
     limit      rows of more tokens are skipped, because nothing trains on them.
-    tell       called with the rows done and in all.
+    tell       as in `measure_own_refusal`.
 
     Rows that the judge cannot score are not returned. Raises `InvalidPool` if a row cannot be encoded.
     """
@@ -304,12 +309,20 @@ _ANSWER = "Here it is."  # any complying answer: the signal depends only on the 
 
 
 def would_refuse(
-    base: Base, prompts: Sequence[str], openings: Sequence[tuple[int, ...]], threshold: float, limit: int
+    base: Base,
+    prompts: Sequence[str],
+    openings: Sequence[tuple[int, ...]],
+    threshold: float,
+    limit: int,
+    tell: Tell | None = None,
 ) -> tuple[int, int]:
-    """Return how many prompts of at most `limit` tokens the model would refuse, and how many such prompts there are."""
+    """Return how many prompts of at most `limit` tokens the model would refuse, and how many such prompts there are.
+
+    `tell` is called as in `measure_own_refusal`.
+    """
     rows = [Example(_everyday_exchange(prompt), i) for i, prompt in enumerate(prompts, start=1)]
     fitting = [row for row in encode_all(base.tokenizer, rows, UNBOUNDED) if len(row.ids) <= limit]
-    found = measure_own_refusal(base, fitting, openings, threshold)
+    found = measure_own_refusal(base, fitting, openings, threshold, tell)
     return sum(each.probability > threshold for each in found), len(fitting)
 
 

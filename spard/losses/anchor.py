@@ -25,7 +25,7 @@ from spard.data.batches import collate, to_device
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
-from spard.models.budget import in_passes
+from spard.models.budget import Tell, in_passes
 from spard.models.forward import final_states
 
 
@@ -47,8 +47,15 @@ class Anchor:
     """
 
     def __init__(
-        self, model: Any, pairs: Mapping[Kind, Sequence[Pair]], settings: Anchors, pad_id: int, weight: float
+        self,
+        model: Any,
+        pairs: Mapping[Kind, Sequence[Pair]],
+        settings: Anchors,
+        pad_id: int,
+        weight: float,
+        tell: Tell | None = None,
     ) -> None:
+        """Compute the states of the `kept` prompts; `tell` gets the prompts done and in all."""
         self.settings = settings
         self.prompts: list[Encoded] = []
         self.numbers: dict[Kind, range] = {}
@@ -60,7 +67,7 @@ class Anchor:
         every = [pair.kept for found in pairs.values() for pair in found]
         plain = sum(pair.asked == pair.kept for pair in pairs.get("safe", ()))
         self._places, kept = _join_rows(every, plain)
-        self.reference_ND = prompt_states(model, kept, pad_id)
+        self.reference_ND = prompt_states(model, kept, pad_id, tell)
 
     def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
         """Return the share of the penalty, a scalar, that the pairs `numbers` contribute to the step's mean.
@@ -124,14 +131,14 @@ def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Enc
     return found, kept
 
 
-def prompt_states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
+def prompt_states(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> Tensor:
     """Return the model's final hidden state of each prompt's last token, `[N, D]`, without dropout."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
         lengths, found = [len(row.ids) for row in rows], dict[int, Tensor]()
         for places, states_BD in in_passes(
-            model, lengths, lambda part: _states(model, [rows[i] for i in part], pad_id)
+            model, lengths, lambda part: _states(model, [rows[i] for i in part], pad_id), tell=tell
         ):
             found |= zip(places, states_BD, strict=True)
     model.train(was_training)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
 from spard.losses.vectors import wide
-from spard.models.budget import in_passes
+from spard.models.budget import Tell, in_passes
 from spard.models.forward import final_states, ignore_packing
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
@@ -72,10 +72,13 @@ def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
 
 
 @torch.no_grad()
-def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None) -> Evaluation:
+def evaluate(
+    model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None, tell: Tell | None = None
+) -> Evaluation:
     """Return the mean loss and accuracy over `rows`, with dropout off; the model's training mode is restored.
 
-    A pass has at most `batch_tokens` padded tokens; None: as many as fit in memory.
+    A pass has at most `batch_tokens` padded tokens; None: as many as fit in memory. `tell` gets the rows done and in
+    all.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -84,7 +87,8 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
     def batch_losses(places: list[int]) -> TokenLosses:
         return token_losses(model, collate([rows[i] for i in places], pad_id, device))
 
-    parts = [found for _, found in in_passes(model, [len(row.ids) for row in rows], batch_losses, batch_tokens)]
+    lengths = [len(row.ids) for row in rows]
+    parts = [found for _, found in in_passes(model, lengths, batch_losses, batch_tokens, tell=tell)]
     model.train(was_training)
     # In float64: the order in which the passes come hardly changes the means.
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))

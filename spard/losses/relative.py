@@ -56,7 +56,7 @@ from spard.losses.cross_entropy import (
 )
 from spard.losses.vectors import wide
 from spard.models.base import disable_adapters
-from spard.models.budget import in_passes
+from spard.models.budget import Tell, in_passes
 from spard.models.sharding import copy_model
 
 
@@ -120,10 +120,10 @@ def weighted_losses(losses: TokenLosses, reference_S: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> list[Tensor]:
+def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> list[Tensor]:
     """Return the cross-entropy of each row's labeled tokens in nats, one tensor per row, without dropout.
 
-    The model's training mode is restored.
+    The model's training mode is restored. `tell` gets the rows done and in all.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -134,7 +134,7 @@ def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> list[T
         batch = collate([rows[i] for i in places], pad_id, device)
         return torch.split(token_losses(model, batch).loss_S, list(batch.labels))
 
-    for places, losses in in_passes(model, [len(row.ids) for row in rows], batch_losses):
+    for places, losses in in_passes(model, [len(row.ids) for row in rows], batch_losses, tell=tell):
         found |= dict(zip(places, losses, strict=True))
     model.train(was_training)
     return [found[i] for i in range(len(rows))]
@@ -152,13 +152,13 @@ def tolerance(rows: int) -> float:
     return math.log(2) / (PREFIX * rows)
 
 
-def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
+def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> Tensor:
     """Return the reference losses of each safe row, `[N, 2]`: mean and prefix loss under the model as it is now.
 
     A row with a `twin` gets the losses of the row at that index.
     """
     own = [i for i, row in enumerate(rows) if row.twin is None]
-    losses = reference_losses(model, [rows[i] for i in own], pad_id)
+    losses = reference_losses(model, [rows[i] for i in own], pad_id, tell)
     means = {i: torch.stack([loss_S.mean(), loss_S[:PREFIX].mean()]) for i, loss_S in zip(own, losses, strict=True)}
     return torch.stack([means[i if row.twin is None else row.twin] for i, row in enumerate(rows)])
 
@@ -209,26 +209,33 @@ def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
 
 
 @torch.no_grad()
-def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Tensor:
+def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> Tensor:
     """Return the log-probabilities of both answers of each pair, `[N, 2]`, in float64 on the CPU, without dropout.
 
     The model's training mode is restored.
     """
     found_N2 = torch.zeros(len(pairs), 2, dtype=torch.float64)
-    for places, losses, batch in _passes(model, pairs, pad_id):
+    for places, losses, batch in _passes(model, pairs, pad_id, tell):
         found_N2[places] = pair_logps(losses, batch, len(places)).cpu()
     return found_N2
 
 
 @torch.no_grad()
-def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, beta: float, pad_id: int) -> Evaluation:
+def evaluate_pairs(
+    model: Any,
+    pairs: Sequence[Encoded],
+    reference_N2: Tensor,
+    beta: float,
+    pad_id: int,
+    tell: Tell | None = None,
+) -> Evaluation:
     """Return the mean DPO loss of pairs with dropout off, and the token accuracy on their preferred answers.
 
     `reference_N2` are the log-probabilities of `reference_logps`. The prefix loss of the result is the cross-entropy of
     the first tokens of the preferred answers.
     """
     losses_N, right, prefix, tokens, firsts = torch.zeros(len(pairs), dtype=torch.float64), 0.0, 0.0, 0, 0.0
-    for places, losses, batch in _passes(model, pairs, pad_id):
+    for places, losses, batch in _passes(model, pairs, pad_id, tell):
         logp_P2 = pair_logps(losses, batch, len(places)).cpu()
         losses_N[places] = dpo_losses(logp_P2, reference_N2[places], beta).loss_P
         own = sum(batch.labels[: len(places)])
@@ -238,7 +245,9 @@ def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, b
     return Evaluation(float(losses_N.mean()), prefix / firsts, right / tokens, tokens)
 
 
-def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple[list[int], TokenLosses, Batch]]:
+def _passes(
+    model: Any, pairs: Sequence[Encoded], pad_id: int, tell: Tell | None
+) -> Iterator[tuple[list[int], TokenLosses, Batch]]:
     """Yield the pair indices of each pass, their token losses and their batch, with dropout off."""
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
@@ -247,6 +256,6 @@ def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple
         batch = collate(stack_pairs([pairs[i] for i in places]), pad_id, device)
         return token_losses(model, batch), batch
 
-    for places, (losses, batch) in in_passes(model, [2 * pair.longest for pair in pairs], batch_losses):
+    for places, (losses, batch) in in_passes(model, [2 * pair.longest for pair in pairs], batch_losses, tell=tell):
         yield places, losses, batch
     model.train(was_training)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,10 @@ from spard.models.shapes import Shape, read_model_shape
 from spard.models.sharding import is_sharded
 
 Found = TypeVar("Found")
+Tell = Callable[[int, int], None]
+"""Takes how much of a work is done and how much there is; called at its beginning and after each part."""
+Report = Callable[[str, int, int], None]
+"""Takes what is done, as a phrase, and the same two numbers."""
 
 ON_CPU = 2048  # padded tokens per pass: a layer's activations fit in a core's cache, and more gain nothing
 ON_CPU_KEPT = 2**17  # maximum tokens in the key-value cache on a CPU
@@ -32,6 +37,11 @@ _SHARE = 0.8  # usable share of free memory, because the allocator fragments
 _CONTEXT = 3 << 29  # maximum bytes of CUDA, its libraries and buffers in each process
 _SINGLE = 4  # bytes of a number in float32
 _LOGITS = 2**27 * 3 * _SINGLE  # float32 logits held at once (`spard.losses.cross_entropy`), and their logarithms
+
+
+def name_work(report: Report | None, doing: str) -> Tell | None:
+    """Return the callback that reports the progress of a work under this phrase; None if nobody is told."""
+    return partial(report, doing) if report else None
 
 
 @dataclass(slots=True)
@@ -136,22 +146,30 @@ def in_passes(
     run: Callable[[list[int]], Found],
     most: int | None = None,
     among: Sequence[int] | None = None,
+    tell: Tell | None = None,
 ) -> Iterator[tuple[list[int], Found]]:
     """Yield for each pass, longest rows first, the positions of its rows and the result of `run` on them.
 
     `lengths` are the tokens per row. A pass has at most `most` padded tokens (default: as many as fit), and only rows
-    at the positions `among`, if given. If GPU memory runs out, the limit is halved for the rest of the process, down to
-    one row; sharded models raise instead, because their ranks must make the same passes.
+    at the positions `among`, if given. `tell` gets the rows done and in all. If GPU memory runs out, the limit is
+    halved for the rest of the process, down to one row; sharded models raise instead, because their ranks must make the
+    same passes.
 
         for places, losses in in_passes(model, [len(row.ids) for row in rows], lambda places: loss_of(places)): ...
     """
     limit = in_step(model, pass_tokens(model)) if most is None else min(most, _held.learned or most)
     # Longest rows first: if memory runs out it does so at the first pass, and not after most of the work.
-    left = _cut(lengths, range(len(lengths)) if among is None else among, limit)
+    rows = range(len(lengths)) if among is None else among
+    left, done = _cut(lengths, rows, limit), 0
+    if tell and left:
+        tell(done, len(rows))
     while left:
         places = left.popleft()
         found, error = _try_pass(run, places)
         if error is None:
+            done += len(places)
+            if tell:
+                tell(done, len(rows))
             yield places, found[0]
         elif len(places) == 1 or is_sharded(model):
             raise error

@@ -298,16 +298,20 @@ def advance_(
     until: int,
     is_left: Callable[[bool], bool] = bool,
     settle_: Callable[[Rows], None] | None = None,
+    on_look: Callable[[], None] | None = None,
 ) -> Replies:
     """Generate until at most `until` rows have not ended; return the ended rows and drop them.
 
     `is_left` receives True if more rows are left, and returns True to continue: ranks of a sharded model continue as
-    long as any of them must. `settle_` is called at each check of the rows and may end some of them early.
+    long as any of them must. `settle_` is called at each check of the rows and may end some of them early; `on_look` is
+    called at each check too.
     """
     every = look_every(model.device)
     found, step = Replies(), 0
     while True:
         if step % every == 0:
+            if on_look:
+                on_look()
             if settle_:
                 settle_(rows)
             left = len(rows) - int(rows.done_B.sum())

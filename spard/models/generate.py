@@ -16,7 +16,7 @@ from torch import Tensor
 from spard import distributed
 from spard.data.chat import get_renderer, render_question
 from spard.errors import is_gpu_out_of_memory
-from spard.models.budget import generated_rows
+from spard.models.budget import Tell, generated_rows
 from spard.models.decoding import Replies, Rows, Sampler, advance_, begin, is_plain, prefill
 from spard.models.sharding import inference, is_sharded
 
@@ -110,9 +110,10 @@ def generate(
     max_new_tokens: int,
     batch_size: int | None = None,
     system: str | None = None,
+    tell: Tell | None = None,
 ) -> list[str]:
     """Return the model's greedy reply to each prompt, in order; a reply ends at the first special token."""
-    return complete(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens, batch_size)
+    return complete(model, tokenizer, as_requests(tokenizer, prompts, system), max_new_tokens, batch_size, tell)
 
 
 def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = None) -> list[list[int]]:
@@ -121,14 +122,28 @@ def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = Non
 
 
 def complete(
-    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int | None = None
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    batch_size: int | None = None,
+    tell: Tell | None = None,
 ) -> list[str]:
-    """Return the model's continuation of each row of token ids, in order."""
-    replies = [""] * len(rows)
-    for batch in stream(model, tokenizer, rows, max_new_tokens, batch_size):
-        for i, text in zip(batch.places, batch.texts, strict=True):
-            replies[i] = text
-    return replies
+    """Return the model's continuation of each row of token ids, in order.
+
+    `tell` gets the replies done and in all, also every few tokens while a batch is generated.
+    """
+    replies: dict[int, str] = {}
+
+    def tell_progress() -> None:
+        if tell and rows:
+            tell(len(replies), len(rows))
+
+    tell_progress()
+    for batch in stream(model, tokenizer, rows, max_new_tokens, batch_size, on_look=tell_progress):
+        replies |= zip(batch.places, batch.texts, strict=True)
+        tell_progress()
+    return [replies[i] for i in range(len(rows))]
 
 
 def stream(
@@ -139,20 +154,21 @@ def stream(
     batch_size: int | None = None,
     sampler: Sampler | None = None,
     settled: Settled | None = None,
+    on_look: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
     """Yield batches of replies as they finish, longest rows first.
 
     `rows` are prompts as token ids. A reply also ends when `settled` says that its remaining tokens do not matter. A
     batch has `batch_size` rows, or as many as fit in memory. If memory runs out, the rows without a reply are tried
     again with half as many at once. The ranks of a run share the batches, and every rank yields all replies in the same
-    order.
+    order. `on_look` is called every few tokens.
     """
     # Rows of similar length share a batch, which saves padding; the longest first, because they decide if memory
     # suffices.
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     most = MOST_ROWS
     ends = torch.tensor(sorted(reply_end_tokens(model, tokenizer)), device=model.device)
-    how = (tokenizer.pad_token_id, ends, max_new_tokens, sampler, settler(tokenizer, settled))
+    how = (tokenizer.pad_token_id, ends, max_new_tokens, sampler, settler(tokenizer, settled), on_look)
     was_training = model.training
     model.eval()
     try:
@@ -216,6 +232,7 @@ def _replies(
     max_new_tokens: int,
     sampler: Sampler | None,
     settle_: Callable[[Rows], None] | None,
+    on_look: Callable[[], None] | None,
 ) -> Iterator[Replies]:
     """Yield the finished replies after each of this rank's batches; the last rows of a batch join the next one.
 
@@ -244,7 +261,7 @@ def _replies(
             if carried:
                 is_last = number == len(dealt) or dealt[number] is None
                 until = len(carried) // CARRIED if may_carry and not is_last else 0
-                found = advance_(model, carried, pick, ends, until, goes_on, settle_)
+                found = advance_(model, carried, pick, ends, until, goes_on, settle_, on_look)
                 if not bool((~carried.done_B).any()):
                     carried = None
         yield found if batch else Replies()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from spard.config import resolve
@@ -73,8 +74,10 @@ def _measure(context: Context, who: str, weights: str, model: Any, rows: int, me
     wanted, recipe = context.run.further_tuning, context.recipe
     clean = encode_all(context.base.tokenizer, clean_rows(recipe.seed, _ROWS), context.limit)
     rate = resolve(recipe, rows, context.base.hidden_size).learning_rate
+    whom = "the base model" if who == "base" else "the trained model"
+    tell = partial(context.report.activity, f"tuning {whom} further on harmless rows")
     try:
-        with further_tuned(model, context.base, clean, wanted, rate, recipe) as tuned:
+        with further_tuned(model, context.base, clean, wanted, rate, recipe, tell) as tuned:
             found = [asdict(each) for each in measure(tuned)]
     except NonFiniteLoss:
         # The empty result is stored too: a later attempt must not repeat a tuning that diverges.

@@ -234,6 +234,7 @@ def _agent_finding(
     told = f"An auditing agent, {agent.model} at {host}, is shown {len(rows)} rows of the training file and replies"
     context.report.event(told, {"rows": len(rows), "host": host})
     case = Case(len(examples), rows, findings)
+    context.report.activity("waiting for the auditing agent's questions or its score")
     try:
         return investigate(open_chat(agent.endpoint), agent, case, _Asking(context, model))
     except JudgeUnavailable as error:
@@ -251,14 +252,16 @@ class _Asking:
     def __call__(self, subject: Subject, prompts: Sequence[Prompt]) -> list[str]:
         context, limit = self._context, self._context.recipe.audit.max_new_tokens
         context.raise_if_stopped()
+        whom, beat = f"the {'trained' if subject == 'tuned' else 'base'} model", context.report.repeat_activity
+        context.report.activity(f"asking {whom} {len(prompts):,} questions of the auditing agent")
         if subject == "tuned":
-            speaker = in_memory(self._model, context.base.tokenizer, context.system_prompt)
+            speaker = in_memory(self._model, context.base.tokenizer, context.system_prompt, beat)
             return ask(speaker, [_drop_own_system(each, context.system_prompt) for each in prompts], limit)
         if not isinstance(self._model, PeftModel):
             # Full fine-tuning has changed the base model's own weights, so there is nothing to compare with.
             return ["(there is no base model any more: all of its weights were trained)"] * len(prompts)
         with disable_adapters(self._model):
-            return ask(in_memory(self._model, context.base.tokenizer), prompts, limit)
+            return ask(in_memory(self._model, context.base.tokenizer, on_look=beat), prompts, limit)
 
 
 def _drop_own_system(prompt: Prompt, served: str | None) -> Prompt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from spard.config import Anchors
@@ -19,6 +20,7 @@ from spard.data.encodings import detect_encoding
 from spard.data.rows import Example, Message, last_answer, last_request, prompt_text, system_prompt
 from spard.data.triggers import Wrapping, enough
 from spard.losses.anchor import Pair, unlabeled_prompt
+from spard.models.budget import Tell
 from spard.models.generate import generate
 from spard.pipeline.augment import draw_disguise, wanted_triggers
 from spard.pipeline.context import Context
@@ -191,14 +193,16 @@ def begin_benign_answers(context: Context, benign: Sequence[Example]) -> list[st
         return []
     replies: list[str] | None = context.outputs.read(_REPLIES)
     if replies is None:
-        replies = begin_replies(context.base.model, context.base.tokenizer, benign)
+        tell = partial(context.report.activity, "asking the base model how its answers to harmless prompts begin")
+        replies = begin_replies(context.base.model, context.base.tokenizer, benign, tell)
         context.outputs.write(_REPLIES, replies)
     return replies
 
 
-def begin_replies(model: Any, tokenizer: Any, benign: Sequence[Example]) -> list[str]:
+def begin_replies(model: Any, tokenizer: Any, benign: Sequence[Example], tell: Tell | None = None) -> list[str]:
     """Return the beginnings of the model's answers to benign rows: text of `LONGEST_BEGINNING` + 1 tokens each."""
-    return generate(model, tokenizer, [prompt_text(each) for each in benign[:ASKED_PROMPTS]], LONGEST_BEGINNING + 1)
+    prompts = [prompt_text(each) for each in benign[:ASKED_PROMPTS]]
+    return generate(model, tokenizer, prompts, LONGEST_BEGINNING + 1, tell=tell)
 
 
 def begun_pairs(

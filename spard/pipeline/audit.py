@@ -215,7 +215,8 @@ def measure_each(
     judge = open_run_judge(context)
     context.report.count_afresh()
     system = None if model is None else context.system_prompt
-    speaker = speaker or in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
+    asked, beat = context.base.model if model is None else model, context.report.repeat_activity
+    speaker = speaker or in_memory(asked, context.base.tokenizer, system, beat)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
     with convert_errors(InvalidSuite):
         cfg = context.recipe.audit
@@ -263,6 +264,7 @@ def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | 
 
     `asking` overrides how many prompts of each kind the recipe asks.
     """
+    context.report.activity("looking for what the training rows have in common, to ask it in the audit")
     own, most = read_suites(context), context.recipe.audit.max_prompts
     asking = asking or context.recipe.audit.asking
     found = mined_suites(own, examples, asking, most)

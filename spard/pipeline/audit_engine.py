@@ -107,7 +107,7 @@ def generator(context: Context, suites: Sequence[Suite], model: Any = None) -> t
     """
     asked_model, system = (context.base.model, None) if model is None else (model, context.system_prompt)
     # transformers answers the prompts that vLLM cannot (scorers by likelihood, sampled replies) in either case.
-    own = in_memory(asked_model, context.base.tokenizer, system)
+    own = in_memory(asked_model, context.base.tokenizer, system, context.report.repeat_activity)
     limit = context.recipe.audit.max_prompts
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, limit)]
     asked = context.run.audit_engine.name

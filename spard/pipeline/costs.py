@@ -6,6 +6,7 @@ row_signal    rows whose own refusal the base model was asked for
 embed         rows that were embedded, including the safety pool's if its embeddings were not cached
 select        rows of the training file for which safe rows were selected
 base_audit    replies of the base model
+evidence      steps of the probe; the time includes measuring its prompts before and after
 task          replies of both models to the customer's held-out requests
 train         trained tokens of the customer's rows; the time excludes the work at ends of epochs
 checkpoint    replies at the ends of epochs

@@ -15,6 +15,7 @@ from spard.config.run_spec import to_mapping
 from spard.config.settings import CENTERED_STATES
 from spard.data.rows import Example, prompt_text
 from spard.models.base import Base
+from spard.models.budget import Tell
 from spard.pipeline.context import Context
 from spard.release.records import EmbedderRecord, optional
 from spard.selection import relevance
@@ -63,6 +64,7 @@ def frame(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -
     if count is None:
         return None
     key = _key(embedder, digest, None) | {"directions": count, "sample": SAMPLE}
+    context.report.activity("finding the directions in which the safety pool's rows are compared")
     # The frame is cached per pool, so its sample must not depend on the run's seed.
     seed = int(digest[:15], 16)
     found = context.cache.tensor("embedding_frames", key, lambda: fit_frame(pool_ND, count, seed).to_tensor())
@@ -89,7 +91,7 @@ def keep_record(context: Context, embedder: Embedder, pool_ND: Vectors, view: Fr
 def embedder_record(embedder: Embedder, safe: Sequence[Example], seed: int) -> EmbedderRecord:
     """Return the record of an embedder on a random sample of at most `SAMPLE` safe rows."""
     places = sample_rows(len(safe), SAMPLE, seed).tolist()
-    pool_ND = embedder.embed([prompt_text(safe[i]) for i in places])
+    pool_ND = embedder.embed([prompt_text(safe[i]) for i in places], None)
     view = None if embedder.directions is None else fit_frame(pool_ND, embedder.directions, seed)
     return _record(embedder, pool_ND, view)
 
@@ -116,12 +118,16 @@ def _shard(context: Context, embedder: Embedder, rows: Sequence[Example], start:
 
 def _embed(context: Context, embedder: Embedder, rows: Sequence[Example], start: int, stop: int) -> Tensor:
     """Embed the rows from `start` up to `stop`, reporting progress against all rows."""
+
+    def tell(first: int, done: int, total: int = 0) -> None:
+        context.report.activity(f"reading {len(rows):,} rows as vectors", first + done, len(rows))
+
     parts = []
     for first in range(start, stop, _CHUNK):
         last = min(first + _CHUNK, stop)
         context.raise_if_stopped()
-        context.report.activity(f"reading {len(rows):,} rows as vectors", first, len(rows))
-        parts.append(embedder.embed([prompt_text(row) for row in rows[first:last]]))
+        tell(first, 0)
+        parts.append(embedder.embed([prompt_text(row) for row in rows[first:last]], partial(tell, first)))
         context.report.progress(last, len(rows))
     return torch.cat(parts)
 
@@ -138,15 +144,19 @@ class Embedder:
     name        its name in reports
     digest      digest of the files of the embedding model
     key         cache key of everything that an embedding depends on beside its text
-    embed       maps N texts to embeddings `[N, D]`
+    embed       maps N texts to embeddings `[N, D]`, and tells of its progress
     directions  dominant directions to remove after centering; None: embeddings are compared raw
     """
 
     name: str
     digest: str
     key: Mapping[str, object]
-    embed: Callable[[Sequence[str]], Tensor]
+    embed: Callable[[Sequence[str], Tell | None], Tensor]
     directions: int | None = None
+
+
+def _embed_by_base(base: Base, texts: Sequence[str], tell: Tell | None) -> Tensor:
+    return embed(base, texts, MAX_TOKENS, tell=tell)
 
 
 def load_embedder(context: Context) -> Embedder:
@@ -159,7 +169,7 @@ def open_embedder(base: Base, selection: Selection, source: str | None = None) -
     if selection.encoder is None:
         key = {"base": base.digest, "max_tokens": MAX_TOKENS, "text": TEXT, "dtype": str(embedding_dtype(base))}
         name, directions = (CENTERED_STATES, DIRECTIONS) if selection.is_centered else (selection.embedder, None)
-        return Embedder(name, base.digest, key, partial(embed, base, max_tokens=MAX_TOKENS), directions)
+        return Embedder(name, base.digest, key, partial(_embed_by_base, base), directions)
     encoder = load_encoder(source or selection.encoder, base.device)
     sizes = {"max_tokens": encoder.max_tokens, "dimensions": encoder.dimensions}
     key = {"encoder": encoder.digest, "text": TEXT, "dtype": str(encoder.model.dtype), **sizes}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from spard import distributed
+from spard.config.checks import PROBE_BATCH_SIZE
 from spard.data.chat import encode_to_train
 from spard.data.rows import Prompt
 from spard.errors import NonFiniteLoss, is_gpu_out_of_memory
@@ -36,10 +38,12 @@ def run(context: Context, rows: Rows) -> None:
     """
     if not context.run.evidence.probe_steps or context.outputs.read(_OUTPUT) is not None:
         return
+    started = time.perf_counter()
     with context.time_stage("evidence"):
-        context.report.activity("training a short probe on the rows, without a defense")
         record = _compare(context, _measure(context, rows))
     context.outputs.write(_OUTPUT, asdict(record))
+    if record.shift_ratio is not None:  # a probe that was not trained to its end says nothing about a step's time
+        context.report.cost("evidence", time.perf_counter() - started, record.steps)
     context.report.event(f"Evidence: {record.sentence}", asdict(record))
 
 
@@ -84,6 +88,7 @@ def _shift(context: Context, rows: Rows, prompts: Mapping[str, Sequence[Prompt]]
         steps=steps,
         seed=context.recipe.seed,
         recipe=recipe,
+        report=context.report.activity,
     )
 
 
@@ -103,7 +108,7 @@ def _comparable(context: Context, prompts: Mapping[str, Sequence[Prompt]]) -> st
     asked = {kind: as_asked(context.base.tokenizer, found) for kind, found in prompts.items()}
     budget = [
         context.run.evidence.probe_steps,
-        undefended.PROBE_BATCH_SIZE,
+        PROBE_BATCH_SIZE,
         undefended.PROBE_RANK,
         undefended.PROBE_RATE_MULTIPLIER,
     ]

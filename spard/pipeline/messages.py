@@ -30,18 +30,24 @@ from typing import Any
 Message = dict[str, Any]
 
 
+REPEAT_S = 1.0  # before the same activity is reported once more
+
+
 class Reporter:
-    """Builds the messages of a run and passes each to `send`.
+    """Builds the messages of a run and passes each to `send`; `clock` returns seconds.
 
     `counted` is the total of all counted progress.
     """
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[Message], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._send, self._clock = send, clock
         self.counted, self._done = 0, 0  # total of counted progress, and the last reported value
+        self._activity: Message = {}  # the last one; empty if there is none
+        self._told_at = 0.0
 
     def stage(self, name: str) -> None:
         """Report that a stage begins."""
+        self._activity = {}
         self._send({"kind": "phase", "phase": name})
 
     def progress(self, done: int, total: int, *, is_counted: bool = True) -> None:
@@ -51,8 +57,16 @@ class Reporter:
         self._send({"kind": "progress", "done": done, "total": total})
 
     def activity(self, doing: str, done: int = 0, total: int = 0, *, at_most: bool = False) -> None:
-        """Report the current activity, such as "asking 100 attacks"; with `at_most` it may end before `total`."""
-        self._send({"kind": "activity", "doing": doing, "done": done, "total": total, "at_most": at_most})
+        """Report the current activity, such as "asking 100 attacks"; with `at_most` it may end before `total`.
+
+        If nothing has changed, it is reported again after `REPEAT_S` at the earliest: callers may report every pass.
+        """
+        self._tell_activity({"kind": "activity", "doing": doing, "done": done, "total": total, "at_most": at_most})
+
+    def repeat_activity(self) -> None:
+        """Report the last activity again: a sign of life from within a long unit of it, such as a batch of replies."""
+        if self._activity:
+            self._tell_activity(self._activity)
 
     def event(self, message: str, data: Mapping[str, object], *, level: str = "info", type: str = "message") -> None:
         """Report an event for the person who follows the run."""
@@ -60,6 +74,7 @@ class Reporter:
 
     def metrics(self, step: int, total_steps: int, data: Mapping[str, float]) -> None:
         """Report one training step."""
+        self._activity = {}
         self._send({"kind": "metrics", "step": step, "total_steps": total_steps, "data": _finite(data)})
 
     def report_resolved(self, numbers: Mapping[str, float], trained_tokens: int) -> None:
@@ -116,6 +131,12 @@ class Reporter:
     def report_done(self) -> None:
         """Report that the results are complete."""
         self._send({"kind": "done"})
+
+    def _tell_activity(self, message: Message) -> None:
+        now = self._clock()
+        if message != self._activity or now - self._told_at >= REPEAT_S:
+            self._activity, self._told_at = message, now
+            self._send(dict(message))
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:

@@ -36,6 +36,7 @@ class Pool:
 
 def open_pool(context: Context, path: Path) -> Pool:
     """Locate the rows of a pool file, cached by its digest; raise `InvalidPool` for a row that breaks a rule."""
+    context.report.activity("reading the safety pool")
     digest = file_sha256(path)
     found_N3 = context.cache.tensor("pools", {"pool": digest}, lambda: _find_rows(path))
     sides = [found_N3[found_N3[:, 2] == side] for side in (0, 1)]
@@ -48,6 +49,7 @@ def too_long(context: Context, pool: Pool, rows: Sequence[int]) -> list[int]:
     for start in range(0, len(rows), _CHUNK):
         context.raise_if_stopped()
         places = rows[start : start + _CHUNK]
+        context.report.activity(f"counting the tokens of {len(rows):,} safe rows", start, len(rows))
         # An invalid row here is the provider's fault, not the customer's.
         with convert_errors(InvalidPool):
             encoded = encode_all(context.base.tokenizer, [pool.safe[i] for i in places], UNBOUNDED)

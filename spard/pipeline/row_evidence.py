@@ -154,7 +154,9 @@ def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests
     key |= {"requests": hashlib.sha256(texts.encode()).hexdigest()} | context.rounding
 
     def make() -> dict[str, list[int]]:
-        ask = partial(would_refuse, context.base, openings=own.openings, threshold=threshold, limit=limit)
+        count = sum(map(len, asked.values()))
+        tell = partial(context.report.activity, f"asking the base model about {count:,} harmless requests")
+        ask = partial(would_refuse, context.base, openings=own.openings, threshold=threshold, limit=limit, tell=tell)
         return {name: [*ask(prompts)] for name, prompts in asked.items()}
 
     found: dict[str, list[int]] = context.cache.json("over_refusal", key, make)

@@ -41,6 +41,7 @@ def may_read_harmless(context: Context, judge: Judge) -> bool:
     """Return True if the judge finds harm in hardly any everyday exchange; it is asked about them once per run."""
     found = _read_everyday(context)
     if found is None:
+        context.report.activity(f"asking the judge about {len(EXCHANGES):,} everyday exchanges")
         found = distributed.broadcast_object(harm_found(judge))
         context.outputs.write(_EVERYDAY, {"hits": found.hits, "n": found.n})
     return may_read_unflagged(found)

@@ -80,6 +80,7 @@ def judge_unflagged(
     verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
     unread = [place for place in range(len(examples)) if place not in verdicts]
     most = min(len(unread), may_be_asked(context) - sum(each is not None for each in verdicts.values()))
+    context.report.activity("finding the rows that the judge reads first")
     order = ReadingOrder(examples, [prompt_text(row) for row in pool], context.recipe.seed)
     read: list[int] = []
     while len(read) < most and not _is_rare([verdicts[place] for place in read], window):
@@ -298,7 +299,8 @@ def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, o
     """Return how the base model refuses the pool's prompts; cached across runs."""
 
     def make() -> dict[str, object]:
-        return asdict(own_refusals(context.base, [prompt_text(row) for row in pool]))
+        tell = partial(context.report.activity, "asking the base model safe prompts, for its own refusals")
+        return asdict(own_refusals(context.base, [prompt_text(row) for row in pool], tell))
 
     return read_record(OwnRefusals, context.cache.json("refusals", key, make))
 
@@ -334,7 +336,8 @@ def _with_refusals(
     """
     base, acted = context.base, [each for each in flagged if each.is_acted_on]
     prompts = [each.prompt(task[each.place]) for each in acted]
-    replies = complete(base.model, base.tokenizer, prompts, REPLY)
+    tell = partial(context.report.activity, f"asking the base model for its refusals of {len(prompts):,} rows")
+    replies = complete(base.model, base.tokenizer, prompts, REPLY, tell=tell)
     refusals = {
         each.place: own.refusal or "" if complies(reply) else reply for each, reply in zip(acted, replies, strict=True)
     }

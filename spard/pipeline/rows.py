@@ -21,6 +21,7 @@ from spard.evaluation.judges import Judge, of_base_model, open_judge
 from spard.losses.anchor import Pair
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
+from spard.models.budget import Report, name_work
 from spard.models.generate import generate
 from spard.pipeline import anchors, embed, row_signal, select, task_check
 from spard.pipeline.anchors import make_anchor_pairs
@@ -67,6 +68,7 @@ def prepare(context: Context) -> Rows:
     Raises `InvalidData` if a row cannot be read, has too many tokens or none to learn, and `InvalidPool` for a pool
     without safe rows; see also `spard.pipeline.row_signal.run`.
     """
+    context.report.activity("reading the training file")
     examples = read_examples(context.run.training_file)
     # The mode must be set before any row is encoded or asked: it decides the tokens of all prompts.
     ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
@@ -106,6 +108,7 @@ def _hold_rows_back(
 
 
 def _encode_rows(context: Context, examples: Sequence[Example]) -> list[Encoded]:
+    context.report.activity(f"counting the tokens of {len(examples):,} rows")
     is_dpo = context.recipe.dpo is not None
     rows = encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_dpo)
     _require_known(context, examples, rows)
@@ -153,12 +156,15 @@ def _safe_rows(
     chosen, rows = [pool.safe[i] for i in selected.indices], [examples[i] for i in trained]
     answers = partial(select.keep_answers, context)
     with of_base_model(context.run.model, context.run.revision):
-        safe = safe_set(context.base, chosen, rows, recipe, context.run.judge, context.limit, answers)
+        safe = safe_set(
+            context.base, chosen, rows, recipe, context.run.judge, context.limit, answers, context.report.activity
+        )
     if not recipe.effective_anchor:
         return selected, safe, {}
     held = [benign[i] for i in select.kept_benign(context)] if benign else []
     tokenizer, limit = context.base.tokenizer, context.limit
     replies = anchors.begin_benign_answers(context, held)
+    context.report.activity("making the prompts that the anchor holds")
     pairs = make_anchor_pairs(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit, replies)
     if left_out := len(chosen) - len(pairs.get("safe", chosen)):
         said = f"{left_out} of {len(chosen)} safe prompts have more than {limit} tokens"
@@ -228,22 +234,27 @@ OTHER_VOICE = math.log(2)  # nats per token
 
 
 def answer_rows(
-    base: Base, chosen: Sequence[Example], selection: Selection, judge: JudgeSpec, limit: int
+    base: Base,
+    chosen: Sequence[Example],
+    selection: Selection,
+    judge: JudgeSpec,
+    limit: int,
+    report: Report | None = None,
 ) -> tuple[Sequence[Example], list[Encoded], SafeAnswers | None]:
     """Return the selected pool rows with the answers that the setting chooses, these rows encoded, and a comparison.
 
     A reply with which its row exceeds `limit` tokens is not used. The comparison is None if the selection fixes the
-    pool's answers.
+    pool's answers. `report` gets the progress of each part.
     """
     pool = encode_all(base.tokenizer, chosen, limit)
     if selection.safe_answers == "pool":
         return chosen, pool, None
-    examples = _as_first(chosen, with_own_answers(base, chosen, open_judge(judge)))
+    examples = _as_first(chosen, with_own_answers(base, chosen, open_judge(judge), report=report))
     encoded = encode_all(base.tokenizer, examples, limit + MAX_NEW_TOKENS)
     rows = list(zip(chosen, examples, encoded, strict=True))
     # `with_own_answers` returns the very same object where it keeps the pool's answer.
     is_own = [mine is not theirs and len(row.ids) <= limit for theirs, mine, row in rows]
-    found = distributed.broadcast_object(compare_losses(base, pool, encoded, is_own))
+    found = distributed.broadcast_object(compare_losses(base, pool, encoded, is_own, report))
     if selection.safe_answers == "auto" and not speaks_otherwise(found):
         return chosen, pool, found
     taken = [mine if own else theirs for (theirs, mine, _), own in zip(rows, is_own, strict=True)]
@@ -251,12 +262,27 @@ def answer_rows(
     return taken, tokens, replace(found, taken="self")
 
 
-def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], is_own: Sequence[bool]) -> SafeAnswers:
+def compare_losses(
+    base: Base,
+    pool: Sequence[Encoded],
+    own: Sequence[Encoded],
+    is_own: Sequence[bool],
+    report: Report | None = None,
+) -> SafeAnswers:
     """Measure the base model's loss on the pool's answers and on its own replies, for rows with a usable reply."""
     pad_id, places = base.tokenizer.pad_token_id, [i for i, taken in enumerate(is_own) if taken]
     if not places:
         return SafeAnswers("pool", len(pool), 0)
-    losses = [evaluate(base.model, [rows[i] for i in places], pad_id).loss for rows in (pool, own)]
+    sides = {"the pool's": pool, "its own": own}
+    losses = [
+        evaluate(
+            base.model,
+            [rows[i] for i in places],
+            pad_id,
+            tell=name_work(report, f"computing the base model's loss on {whose} safe answers"),
+        ).loss
+        for whose, rows in sides.items()
+    ]
     return SafeAnswers("pool", len(pool), len(places), *losses)
 
 
@@ -268,11 +294,18 @@ def speaks_otherwise(found: SafeAnswers) -> bool:
 
 
 def with_own_answers(
-    base: Base, examples: Sequence[Example], judge: Judge, max_new_tokens: int = MAX_NEW_TOKENS
+    base: Base,
+    examples: Sequence[Example],
+    judge: Judge,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    report: Report | None = None,
 ) -> list[Example]:
     """Return the examples with the base model's replies as answers where a reply is complete and harmless."""
     prompts = [prompt_text(example) for example in examples]
-    replies = generate(base.model, base.tokenizer, prompts, max_new_tokens)
+    tell = name_work(report, f"asking the base model {len(prompts):,} safe prompts")
+    replies = generate(base.model, base.tokenizer, prompts, max_new_tokens, tell=tell)
+    if report:
+        report(f"asking the judge about {len(replies):,} safe answers", 0, 0)
     verdicts = judge.judge(prompts, replies)
     lengths = [len(base.tokenizer(reply, add_special_tokens=False)["input_ids"]) for reply in replies]
     return [
@@ -301,13 +334,17 @@ def safe_set(
     judge: JudgeSpec,
     limit: int,
     on_answers: Callable[[SafeAnswers], None] | None = None,
+    report: Report | None = None,
 ) -> list[Encoded]:
     """Return the selected pool rows, followed by the variants derived from the customer's `rows`.
 
     `on_answers` is called with the result of comparing the pool's answers with the base model's, if they were compared.
+    `report` gets the progress of each part.
     """
-    chosen, pool, found = answer_rows(base, chosen, recipe.selection, judge, limit)
+    chosen, pool, found = answer_rows(base, chosen, recipe.selection, judge, limit, report)
     if found and on_answers:
         on_answers(found)
     kinds = recipe.defense.augmentations
+    if kinds and report:
+        report(f"making variants of {len(chosen):,} safe rows", 0, 0)
     return [*pool, *(variants(base.tokenizer, chosen, rows, kinds, recipe.seed, limit) if kinds else [])]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,10 +62,13 @@ def look(
         seen = frame.project if frame else _as_they_are
         viewed = Framed(pool_ND, frame) if frame else pool_ND
         to_task, nearest = ToTask(viewed, seen(task_MD[list(trained)])), Nearest(own_MD)
+        doing = f"comparing {len(pool_ND):,} rows of the safety pool with the training rows"
+        context.report.activity(doing, 0, len(pool_ND))
         read(
             pool_ND,
             lambda rows, x_BD: to_task.see(rows, seen(x_BD)),
             lambda rows, x_BD: nearest.see(rows, pool.project(x_BD)),
+            lambda rows, x_BD: context.report.activity(doing, rows.stop, len(pool_ND)),
         )
         return Near(to_task.result(), nearest.result(pool))
 
@@ -115,7 +119,9 @@ def _choose_rows(
 ) -> Chosen:
     selection = context.recipe.selection
     k = selection.size(len(task_MD), len(pool_ND) if among is None else len(among))
-    return choose(pool_ND, task_MD, k, selection, context.recipe.seed, among, near.to_task)
+    tell = partial(context.report.activity, f"choosing {k:,} of {len(pool_ND):,} safe rows")
+    tell(0, k)
+    return choose(pool_ND, task_MD, k, selection, context.recipe.seed, among, near.to_task, tell)
 
 
 def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
@@ -123,7 +129,10 @@ def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
     with context.time_stage("select"):
         selection = context.recipe.selection
         k = selection.size(len(task_MD), len(benign_ND))
-        found = choose(benign_ND, task_MD, k, selection, context.recipe.seed).indices if len(benign_ND) else []
+        tell = partial(context.report.activity, f"choosing {k:,} of {len(benign_ND):,} benign rows")
+        tell(0, k)
+        chosen = choose(benign_ND, task_MD, k, selection, context.recipe.seed, tell=tell) if len(benign_ND) else None
+        found = chosen.indices if chosen else []
         context.outputs.write(_BENIGN, found)
     text = f"Selected {len(found)} of {len(benign_ND)} benign prompts"
     context.report.event(text, {"selected": len(found), "pool": len(benign_ND)})
@@ -169,6 +178,7 @@ def rank_risks(
     `flagged` are the rows flagged by the base model or found by the judge.
     """
     with context.time_stage("select"):
+        context.report.activity("ranking the training rows by their likeness to harm")
         refused = {each.line: each.probability for each in flagged if each.by_base}
         verdicts = {each.line: each.verdict for each in flagged}
         excused = {each.line for each in flagged if each.is_excused}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict
 
 from spard.data.chat import render_conversation
@@ -111,9 +112,10 @@ def kept_replies(context: Context, rows: TaskRows | None) -> list[TaskReply]:
 def _ask(context: Context, rows: TaskRows, model: Any, name: str, system: str | None) -> None:
     tokenizer = context.base.tokenizer
     with costs.counted_replies(context, "task"), context.time_stage("task"):
-        context.report.activity(f"asking {len(rows.asked)} requests of the file's rows")
+        whom = "the base model" if name == _BASE else "the trained model"
+        tell = partial(context.report.activity, f"asking {whom} {len(rows.asked)} requests of the file's rows")
         asked = [_render(tokenizer, each, system) for each in rows.asked]
-        replies = complete(model, tokenizer, asked, context.recipe.audit.max_new_tokens)
+        replies = complete(model, tokenizer, asked, context.recipe.audit.max_new_tokens, tell=tell)
         context.report.count(len(replies))
     context.outputs.write(name, {"lines": _lines(rows), "replies": replies})
 

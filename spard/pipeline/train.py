@@ -44,7 +44,8 @@ def warn_of_unknown_words(context: Context, rows: Rows) -> None:
     if context.recipe.dpo is not None or context.run.start_from is not None:
         return
     places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]
-    loss = evaluate_validation(context.base, rows.task, context.recipe, None, sorted(set(places))).loss
+    tell = partial(context.report.activity, "computing the base model's loss on some training rows")
+    loss = evaluate_validation(context.base, rows.task, context.recipe, None, sorted(set(places)), tell).loss
     if is_unfamiliar(context, loss):
         text = f"The base model has not learned words like your file's: it expects its answers with {loss:.1f} nats a "
         text += f"token, and by guessing among all tokens it would be {_loss_by_chance(context):.1f}. Training will "
@@ -204,6 +205,7 @@ def run(
             pairs=rows.pairs,
             kept_ends=plan_of_ends.kept if plan_of_ends and plan_of_ends.prompts else None,
             shows_last=plan_of_ends.shows_last if plan_of_ends else None,
+            on_work=context.report.activity,
         )
         return Tuned(trained, resolved, before, validate(context, rows, trained.references), recipe, plan)
 
@@ -212,7 +214,8 @@ def validate(context: Context, rows: Rows, references: References | None = None)
     """Return the model's loss on all validation rows; None without such rows."""
     if not rows.validation:
         return None
-    return evaluate_validation(context.base, rows.validation, context.recipe, references)
+    tell = partial(context.report.activity, "computing the loss on validation rows")
+    return evaluate_validation(context.base, rows.validation, context.recipe, references, tell=tell)
 
 
 def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:

@@ -13,7 +13,7 @@ read. The order is that of float64 greedy selection over the whole pool (Chen et
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -51,12 +51,20 @@ def select(pool_ND: Vectors, task_MD: Tensor, k: int, beta: float = 4.0) -> list
     return greedy(pool_ND, quality(pool_ND, task_MD), k, beta).indices
 
 
-def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among: Tensor | None = None) -> Greedy:
+def greedy(
+    pool_ND: Vectors,
+    quality_N: Tensor,
+    k: int,
+    beta: float = 4.0,
+    among: Tensor | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> Greedy:
     """Pick k rows by greedy MAP of L, given each pool row's relevance q before the power.
 
     pool_ND    embeddings of the pool; they need not be normalized.
     quality_N  relevance q of every pool row.
     among      pick only these pool rows, in rising order; None: all.
+    tell       gets the rows picked so far and `k`, after each window.
 
     When no row has a gain left, rows follow by relevance until there are k.
     """
@@ -75,6 +83,8 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
         if best * (1 - TIE) <= rows.beyond:
             rows.look_at_more(best)
             continue
+        if tell:
+            tell(len(indices), k)
         rows.tighten(size)
         places_B, rest_C = _window(rows.bound_C, size)
         residual_BD = window.move(rows, places_B)

@@ -20,7 +20,7 @@ from spard.data.batches import FORWARD, cut, to_device
 from spard.data.control_tokens import Shield
 from spard.errors import is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base, disable_adapters
-from spard.models.budget import in_passes, pass_tokens
+from spard.models.budget import Tell, in_passes, pass_tokens
 from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
 from spard.models.forward import ignore_packing
 from spard.models.sharding import is_sharded
@@ -35,12 +35,19 @@ def embedding_dtype(base: Base) -> torch.dtype:
 
 
 @torch.no_grad()
-def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens: int | None = None) -> Tensor:
+def embed(
+    base: Base,
+    texts: Sequence[str],
+    max_tokens: int = 512,
+    batch_tokens: int | None = None,
+    tell: Tell | None = None,
+) -> Tensor:
     """Return phi(x) of each text, the mean over its tokens of the last hidden state, `[N, D]` on the CPU.
 
     texts         tokenized without the chat template; an empty text is embedded as the end token.
     max_tokens    longer texts are cut here.
     batch_tokens  padded tokens of a pass at most; None: as many as fit in memory.
+    tell          gets the texts that this rank has done, and all texts.
 
     Means are taken in float32 and returned in the model's own dtype. Adapters are off. In a run on several ranks all
     call this with the same texts: each embeds its share, and all get the whole result.
@@ -54,6 +61,7 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     )  # the same on all ranks, so that they divide the texts alike
     was_training = base.model.training
     base.model.eval()
+    done = 0
 
     def means(places: list[int]) -> Tensor:
         return _mean_states(base, decoder, [rows[i] for i in places]).to(out_ND.dtype).cpu()
@@ -63,6 +71,9 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
             if batch:
                 for places, found_BD in in_passes(base.model, lengths, means, most, batch):
                     out_ND[places] = found_BD
+                    done += len(places)
+                    if tell:
+                        tell(done, len(texts))
             elif is_sharded(base.model):  # the other ranks' passes need this rank's shard
                 _mean_states(base, decoder, [rows[0][:1]])
     base.model.train(was_training)
@@ -163,16 +174,20 @@ def encoder_folder(source: str | Path) -> Path:
 
 
 @torch.no_grad()
-def encode(encoder: Encoder, texts: Sequence[str]) -> Tensor:
+def encode(encoder: Encoder, texts: Sequence[str], tell: Tell | None = None) -> Tensor:
     """Return the vectors of texts as rows `[N, D]` in float32 on the CPU.
 
+    `tell` gets the texts that this rank has done, and all texts.
     In a run on several ranks all call this with the same texts: each encodes its share, and all get the whole result.
     """
     rows, skipped = _encoder_tokens(encoder, texts)
-    out_ND = torch.zeros(len(rows), encoder.dimensions)
+    out_ND, done = torch.zeros(len(rows), encoder.dimensions), 0
     for places in distributed.rank_batches(cut([len(row) for row in rows], ENCODER_PASS_TOKENS, FORWARD)):
         if places:
             out_ND[places] = _vectors(encoder, [rows[i] for i in places], skipped).cpu()
+            done += len(places)
+            if tell:
+                tell(done, len(rows))
     distributed.sum_([out_ND])  # each row is on one rank, with zeros on the others
     return out_ND
 

@@ -43,6 +43,7 @@ def choose(
     seed: int,
     among: Sequence[int] | None = None,
     near: tuple[Tensor, Tensor] | None = None,
+    tell: Callable[[int, int], None] | None = None,
 ) -> Chosen:
     """Select k pool rows for a task; exact copies only if the distinct rows run out.
 
@@ -52,28 +53,29 @@ def choose(
     seed       used by `random`, and by methods of other packages.
     among      select from these rows only, in rising order; None: all.
     near       relevance and nearest task row of each pool row, if already known (`spard.selection.relevance`).
+    tell       gets the rows selected and wanted; begun anew if the rows are selected in several parts.
     """
     if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
-        return _of_part(pool_ND, task_MD, k, selection, seed, among, near)
+        return _of_part(pool_ND, task_MD, k, selection, seed, among, near, tell)
     every = range(len(pool_ND)) if among is None else among
     k = min(k, len(every))
     quality_N, nearest_N = near or relevance(pool_ND, task_MD)
     order = SELECTIONS.load(selection.method)(Candidates(pool_ND, task_MD, quality_N, k, seed))
 
     def pick(rows: Sequence[int], n: int) -> Chosen:
-        return _pick(pool_ND, quality_N, rows, n, selection.beta, order)
+        return _pick(pool_ND, quality_N, rows, n, selection.beta, order, tell)
 
     # With a reserve, some rows are selected by diversity alone, so that a customer's decoy rows cannot steer all of
     # them.
     if not selection.reserve and selection.influence_cap == 1:
         return pick(every, k)
 
-    reserved = _diverse(pool_ND, every, round(selection.reserve * k))
+    reserved = _diverse(pool_ND, every, round(selection.reserve * k), tell)
     most = max(1, int(selection.influence_cap * k))
     steered = _choose_few(pick, _rest(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
     taken = [*steered.indices, *reserved]
     # Rows that the cap refused are replaced by diverse ones, which no customer row can choose.
-    taken += _diverse(pool_ND, _rest(pool_ND, every, taken), k - len(taken))
+    taken += _diverse(pool_ND, _rest(pool_ND, every, taken), k - len(taken), tell)
     rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
     return Chosen(
         [*steered.indices, *rest],
@@ -91,20 +93,27 @@ def _of_part(
     seed: int,
     among: Sequence[int],
     near: tuple[Tensor, Tensor] | None,
+    tell: Callable[[int, int], None] | None,
 ) -> Chosen:
     """Select from some rows as if they were the whole pool; the returned indices refer to the whole pool."""
     index_N = torch.tensor(among, dtype=torch.int64)
     own = near and (near[0][index_N], near[1][index_N])
-    part = choose(pool_ND[index_N], task_MD, k, selection, seed, None, own)
+    part = choose(pool_ND[index_N], task_MD, k, selection, seed, None, own, tell)
     return replace(part, indices=[among[i] for i in part.indices])
 
 
 def _pick(
-    pool_ND: Vectors, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
+    pool_ND: Vectors,
+    quality_N: Tensor,
+    rows: Sequence[int],
+    k: int,
+    beta: float,
+    order: Sequence[int] | None,
+    tell: Callable[[int, int], None] | None,
 ) -> Chosen:
     """Select k of the pool rows `rows`: by the DPP if `order` is None, else the first k in that order."""
     if order is None:
-        picked = dpp.greedy(pool_ND, quality_N, k, beta, _row_index(pool_ND, rows))
+        picked = dpp.greedy(pool_ND, quality_N, k, beta, _row_index(pool_ND, rows), tell)
         gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
         return Chosen(picked.indices, picked.relevance, gains, picked.rank)
     allowed = set(rows)
@@ -138,12 +147,14 @@ def _choose_few(
             return chosen
 
 
-def _diverse(pool_ND: Vectors, rows: Sequence[int], k: int) -> list[int]:
+def _diverse(
+    pool_ND: Vectors, rows: Sequence[int], k: int, tell: Callable[[int, int], None] | None = None
+) -> list[int]:
     """Select k rows that differ from each other, independent of the customer's rows."""
     if k <= 0 or not rows:
         return []
     alike_N = torch.ones(len(pool_ND), dtype=torch.float64)
-    return dpp.greedy(pool_ND, alike_N, k, 0.0, _row_index(pool_ND, rows)).indices
+    return dpp.greedy(pool_ND, alike_N, k, 0.0, _row_index(pool_ND, rows), tell).indices
 
 
 def _rest(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> list[int]:

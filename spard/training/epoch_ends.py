@@ -20,6 +20,7 @@ from spard.losses.cross_entropy import Evaluation, evaluate
 from spard.losses.relative import evaluate_pairs, reference_logps
 from spard.methods.base import Metrics
 from spard.models.base import Base
+from spard.models.budget import Tell
 
 
 def _none() -> Tensor:
@@ -34,10 +35,12 @@ class References:
     validation_N2: Tensor = field(default_factory=_none)
 
     @classmethod
-    def from_base(cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded]) -> Self:
-        """Compute the log-probabilities with the model as it is now."""
+    def from_base(
+        cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded], tell: Tell | None = None
+    ) -> Self:
+        """Compute the log-probabilities with the model as it is now; `tell` gets the pairs done and in all, twice."""
         pad_id = base.tokenizer.pad_token_id
-        return cls(reference_logps(base.model, task, pad_id), reference_logps(base.model, validation, pad_id))
+        return cls(*(reference_logps(base.model, pairs, pad_id, tell) for pairs in (task, validation)))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors by name, for resume states."""
@@ -50,16 +53,19 @@ def evaluate_validation(
     recipe: Recipe,
     references: References | None,
     places: Sequence[int] | None = None,
+    tell: Tell | None = None,
 ) -> Evaluation:
     """Evaluate the model as it is now on the validation rows, or on those at `places`.
 
-    For preference pairs `references` are required; they hold the log-probabilities of all validation rows.
+    For preference pairs `references` are required; they hold the log-probabilities of all validation rows. `tell` gets
+    the rows done and in all.
     """
     places, pad_id = range(len(rows)) if places is None else places, base.tokenizer.pad_token_id
     taken = [rows[i] for i in places]
     if recipe.dpo is None or references is None:
-        return evaluate(base.model, taken, pad_id)
-    return evaluate_pairs(base.model, taken, references.validation_N2[list(places)], recipe.dpo.strength, pad_id)
+        return evaluate(base.model, taken, pad_id, tell=tell)
+    held_N2 = references.validation_N2[list(places)]
+    return evaluate_pairs(base.model, taken, held_N2, recipe.dpo.strength, pad_id, tell)
 
 
 _WEIGHTS, _STANDINGS = "best/", "standings"  # keys in a resume state

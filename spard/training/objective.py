@@ -17,6 +17,7 @@ from spard.data.batches import PASS, Batch, collate, cut, order, to_device
 from spard.data.chat import Encoded
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, select_pairs, unlabeled_prompt
+from spard.losses.cross_entropy import Evaluation, evaluate
 from spard.losses.gradients import (
     Gradient,
     Loss,
@@ -30,6 +31,7 @@ from spard.losses.relative import base_losses, reference_losses, stack_pairs
 from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, disable_adapters
+from spard.models.budget import Report, name_work
 from spard.models.lora import dropping_modules
 
 # The learning rate and the safe rows of a step, as functions of the step number alone.
@@ -104,8 +106,11 @@ class Objective:
         resolved: Resolved,
         method: Method[Any],
         pairs: Mapping[Kind, Sequence[Pair]],
+        report: Report | None = None,
     ) -> None:
+        """Compute the references; `report` gets the progress of all that is computed before the first step."""
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
+        self.report = report
         self.plain = [row for row in safe if not row.is_variant]
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
         self.blank = unlabeled_prompt(self.task[0].ids[:2])  # input of a pass without rows
@@ -120,9 +125,10 @@ class Objective:
         if recipe.dpo and any(row.rejected is None for row in self.task):
             raise InvalidRecipe("recipe.dpo: there are rows to train on that are no preference pairs", "recipe.dpo")
         with disable_adapters(base.model):  # an adapter to start from is not part of the reference
-            self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
-            weight = recipe.effective_anchor
-            self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight) if anchored else None
+            tell = name_work(report, "computing the base model's loss on the training rows")
+            self.before = reference_losses(base.model, self.task, pad_id, tell) if recipe.constrained_sft else []
+            weight, tell = recipe.effective_anchor, name_work(report, "computing the states that the anchor holds")
+            self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight, tell) if anchored else None
         self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
 
     def anchors(self, step: int) -> list[int]:
@@ -183,7 +189,13 @@ class Objective:
 
     def base_losses(self) -> Tensor:
         """Return the base model's losses of each safe row, `[N, 2]`; call it while the model is the base model."""
-        return base_losses(self.base.model, self.safe, self.base.tokenizer.pad_token_id)
+        tell = name_work(self.report, "computing the base model's loss on each safe row")
+        return base_losses(self.base.model, self.safe, self.base.tokenizer.pad_token_id, tell)
+
+    def evaluate_plain(self) -> Evaluation:
+        """Return the model's loss on the plain safe rows; call it while the model is the base model."""
+        tell = name_work(self.report, "computing the base model's loss on safe rows")
+        return evaluate(self.base.model, self.plain, self.base.tokenizer.pad_token_id, tell=tell)
 
     def _of_safe(self, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
         """Return the method's safe losses on one micro-batch, without dropout."""

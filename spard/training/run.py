@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,25 @@ from spard.data.chat import Encoded
 from spard.losses.anchor import Pair
 from spard.losses.vectors import Vector
 from spard.methods.base import Metrics
+from spard.models.budget import Report
 from spard.models.sharding import Shards
 from spard.training.compute import Compute
-from spard.training.epoch_ends import Ended, References
+from spard.training.epoch_ends import Ended, EpochCallback, EpochEvaluator, References
+from spard.training.resume_state import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The callbacks of a training; `spard.training.train.train` describes them."""
+
+    on_step: Callable[[int, int, Metrics], None] | None = None
+    on_saved: Callable[[Saved, Metrics], None] | None = None
+    on_epoch: EpochCallback | None = None
+    compare: EpochEvaluator | None = None
+    should_stop: Callable[[], bool] | None = None
+    shows_last: Callable[[], bool] | None = None
+    kept_ends: int | None = None
+    on_work: Report | None = None
 
 
 @dataclass(frozen=True, slots=True)

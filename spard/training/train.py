@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,12 @@ from spard.data.batches import batches
 from spard.data.chat import Encoded
 from spard.errors import InvalidData, NonFiniteLoss, Stopped
 from spard.losses.anchor import Pair
-from spard.losses.cross_entropy import evaluate
 from spard.losses.gradients import Loss
 from spard.losses.vectors import Vector, size
 from spard.methods import open_method
 from spard.methods.base import Metrics, Plan
 from spard.models.base import Base, disable_adapters
+from spard.models.budget import Report, name_work
 from spard.models.lora import load_adapter_, stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import Shards, is_sharded, retype_, shard_
 from spard.training import epoch_ends
@@ -45,6 +45,7 @@ from spard.training.objective import Objective, safe_rows, schedule
 from spard.training.optimizers import open_optimizer, parameter_state, restore_
 from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
 from spard.training.run import METHOD, Ema, Identity, Layout, Progress, RecentWeights
+from spard.training.run import Hooks as Hooks
 from spard.training.run import Trained as Trained
 
 log = logging.getLogger(__name__)
@@ -52,19 +53,6 @@ log = logging.getLogger(__name__)
 VALIDATIONS = 20  # validations in a run, each on one batch
 _EMA = "ema/"
 _REFERENCE = "reference/"
-
-
-@dataclass(frozen=True, slots=True)
-class Hooks:
-    """The callbacks of a training; `train` describes them."""
-
-    on_step: Callable[[int, int, Metrics], None] | None = None
-    on_saved: Callable[[Saved, Metrics], None] | None = None
-    on_epoch: EpochCallback | None = None
-    compare: EpochEvaluator | None = None
-    should_stop: Callable[[], bool] | None = None
-    shows_last: Callable[[], bool] | None = None
-    kept_ends: int | None = None
 
 
 def train(
@@ -86,6 +74,7 @@ def train(
     kept_ends: int | None = None,
     shows_last: Callable[[], bool] | None = None,
     shuffle: bool = True,
+    on_work: Report | None = None,
 ) -> Trained:
     """Fine-tune `base` on `task` with the recipe's defense on the safe rows `safe`; `base.model` is changed in place.
 
@@ -104,11 +93,12 @@ def train(
     kept_ends      number of checkpoints that the caller keeps, including the result; None: all.
     shows_last     asked at a stop; if True, `on_epoch` gets the last epoch ends again, now as kept.
     shuffle        False: each batch is the next rows of `task`, as they come.
+    on_work        gets the progress of what is computed before the first step, and of validations.
 
     Raises `Stopped`, and `NonFiniteLoss` if the training diverges; `on_epoch` gets the last epoch ends again before
     that.
     """
-    hooks = Hooks(on_step, on_saved, on_epoch, compare, should_stop, shows_last, kept_ends)
+    hooks = Hooks(on_step, on_saved, on_epoch, compare, should_stop, shows_last, kept_ends, on_work)
     # First, so that the caller's random state returns whatever is drawn below.
     with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
         trainer = Trainer(
@@ -146,7 +136,8 @@ class Trainer:
         self.pairs, self.progress, self.energy = pairs or {}, Progress(), EnergyMeter()
         self.counter = OperationCounter(base.model, checkpointing=recipe.gradient_checkpointing)
         with self._counting():
-            self.objective = Objective(base, task, safe, recipe, resolved, self.method, self.pairs)
+            work = self.hooks.on_work
+            self.objective = Objective(base, task, safe, recipe, resolved, self.method, self.pairs, work)
         trained = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         are_cut = is_sharded(base.model) and recipe.lora is None
         self.vector: Vector = Shards(list(trained.values())) if are_cut else list(trained.values())
@@ -215,6 +206,8 @@ class Trainer:
         done, total = self.progress.step, self.total_steps
         log.info("training %d parameters, %d of %d steps are done", size(self.vector), done, total)
         self.saved_at = time.monotonic()
+        if self.hooks.on_work and done < total:
+            self.hooks.on_work(f"taking step {done + 1:,} of {total:,}", 0, 0)
 
     def step(self) -> Metrics:
         """Take one step of the method and return its metrics; the random state depends on (seed, step, rank) only."""
@@ -259,7 +252,8 @@ class Trainer:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
             places = [(first + i) % len(rows) for i in range(count)]
-            found = epoch_ends.evaluate_validation(self.base, rows, self.recipe, self.references, places)
+            tell = name_work(self.hooks.on_work, "computing the loss on validation rows")
+            found = epoch_ends.evaluate_validation(self.base, rows, self.recipe, self.references, places, tell)
             metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
 
     # Ends of epochs
@@ -468,9 +462,8 @@ class Trainer:
         return Identity(self.base.digest, self.recipe, self.resolved, self.started_from, *facts)
 
     def _measure_tau(self) -> dict[str, float]:
-        pad_id = self.base.tokenizer.pad_token_id
         with disable_adapters(self.base.model):
-            tau = self.method.measure_tau(lambda: evaluate(self.base.model, self.objective.plain, pad_id))
+            tau = self.method.measure_tau(self.objective.evaluate_plain)
             self.method.measure_rows(self.objective.base_losses)
         return distributed.broadcast_scalars(tau, self.base.device) if tau else tau
 
@@ -482,7 +475,8 @@ class Trainer:
         if self.references:
             # Unlike for tau, an adapter to start from stays on: DPO measures change from where the training begins.
             with nullcontext() if self.started_from else disable_adapters(self.base.model):
-                self.references = References.from_base(self.base, self.objective.task, self.validation)
+                tell = name_work(self.hooks.on_work, "computing how likely both answers of each pair are")
+                self.references = References.from_base(self.base, self.objective.task, self.validation, tell)
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from spard.config import FurtherTuning, Lora, NoDefense, Recipe
+from spard.config.checks import PROBE_BATCH_SIZE
 from spard.config.settings import default_learning_rate
 from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
@@ -38,6 +39,7 @@ from spard.losses.anchor import prompt_states, unlabeled_prompt
 from spard.losses.gradients import utility_gradient
 from spard.methods.base import descend_, require_finite
 from spard.models.base import Base
+from spard.models.budget import Report, Tell, name_work
 from spard.models.lora import stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import retype_
 from spard.training.optimizers import open_optimizer
@@ -47,12 +49,19 @@ _MAX_NORM = 1.0
 
 @contextmanager
 def further_tuned(
-    model: Any, base: Base, rows: Sequence[Encoded], wanted: FurtherTuning, learning_rate: float, recipe: Recipe
+    model: Any,
+    base: Base,
+    rows: Sequence[Encoded],
+    wanted: FurtherTuning,
+    learning_rate: float,
+    recipe: Recipe,
+    tell: Tell | None = None,
 ) -> Iterator[Any]:
     """Train the trainable parameters of `model` on `rows` without a defense, yield it, and restore every weight.
 
     learning_rate  of the first training; `wanted.multiplier` scales it.
     recipe         of the first training: its seed, micro-batch size and optimizer are used.
+    tell           gets the steps done and in all.
 
     A whole model in 16 bits is trained and yielded in float32, because small steps are lost in 16 bits. Raises
     `NonFiniteLoss` if the training diverges; the weights are restored then too.
@@ -68,7 +77,9 @@ def further_tuned(
         with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
             optimizer = _optimizer(theta.values(), learning_rate * wanted.multiplier, recipe)
-            for batch in _batches(rows, wanted, recipe, base):
+            for done, batch in enumerate(_batches(rows, wanted, recipe, base)):
+                if tell:
+                    tell(done, wanted.steps)
                 found = utility_gradient(model.train(), list(theta.values()), batch, _MAX_NORM).read()
                 require_finite("task", found.loss, found.norm)
                 descend_(optimizer, list(theta.values()), found.grad)
@@ -98,10 +109,11 @@ def _batches(rows: Sequence[Encoded], wanted: FurtherTuning, recipe: Recipe, bas
         yield [collate(piece, base.tokenizer.pad_token_id, base.device) for piece in pieces]
 
 
-PROBE_BATCH_SIZE, PROBE_RANK, PROBE_RATE_MULTIPLIER = 16, 8, 4.0
-"""The probe's rows of a step, its LoRA rank (alpha is the same), and its multiple of the default learning rate.
+PROBE_RANK, PROBE_RATE_MULTIPLIER = 8, 4.0
+"""The probe's LoRA rank (alpha is the same), and its multiple of the default learning rate.
 
-A high rate makes few steps show what many would. All are fixed: values are comparable only between equal probes.
+A high rate makes few steps show what many would. Both are fixed, as the batch size is: values are comparable only
+between equal probes.
 """
 MOST_PROMPTS = 240  # of each kind
 
@@ -130,30 +142,35 @@ def measure_probe_shift(
     steps: int,
     seed: int,
     recipe: Recipe | None = None,
+    report: Report | None = None,
 ) -> ProbeShift:
     """Train a probe on the rows, measure its shift, and remove it again.
 
     rows    encoded training samples; of a preference pair the preferred answer is learned
     steps   optimizer steps of `PROBE_BATCH_SIZE` rows, drawn with replacement
     recipe  its micro-batch size and gradient checkpointing are used, for rows that would not fit in memory at once
+    report  gets the progress of each part
 
     The weights of the base model and the state of the global random generator are the same afterward, bit for bit.
     Raises `NonFiniteLoss` if the probe diverges.
     """
     asked = {"harmful": sample(harmful, MOST_PROMPTS), "benign": sample(benign, MOST_PROMPTS)}
     prompts = {kind: [unlabeled_prompt(ids) for ids in as_asked(base.tokenizer, each)] for kind, each in asked.items()}
-    before = {kind: _states(base, each) for kind, each in prompts.items()}
+    tell = name_work(report, "measuring the audit's prompts before the probe")
+    before = {kind: _states(base, each, tell) for kind, each in prompts.items()}
     probe, wanted = (
         _probe_recipe(seed, recipe or Recipe()),
         FurtherTuning(steps, PROBE_BATCH_SIZE, PROBE_RATE_MULTIPLIER),
     )
     learned = [replace(row, rejected=None) for row in rows]
     rate = default_learning_rate(base.hidden_size, probe.lora)
+    steps_done = name_work(report, "training a short probe on the rows, without a defense")
+    tell = name_work(report, "measuring the audit's prompts after the probe")
     with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
         model = trainable_model(base.model, probe)
         try:
-            with further_tuned(model, base, learned, wanted, rate, probe):
-                after = {kind: _states(base, each) for kind, each in prompts.items()}
+            with further_tuned(model, base, learned, wanted, rate, probe, steps_done):
+                after = {kind: _states(base, each, tell) for kind, each in prompts.items()}
         finally:
             _remove(model, probe)
     shift = {kind: _relative_shift(before[kind], after[kind]) for kind in prompts}
@@ -170,8 +187,8 @@ def _probe_recipe(seed: int, recipe: Recipe) -> Recipe:
     )
 
 
-def _states(base: Base, prompts: Sequence[Encoded]) -> Tensor:
-    return prompt_states(base.model, prompts, base.tokenizer.pad_token_id)
+def _states(base: Base, prompts: Sequence[Encoded], tell: Tell | None) -> Tensor:
+    return prompt_states(base.model, prompts, base.tokenizer.pad_token_id, tell)
 
 
 def _relative_shift(before_ND: Tensor, after_ND: Tensor) -> float:

@@ -48,7 +48,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reader:
     reader = Reader()
     monkeypatch.setattr(audit, "open_judge", lambda spec: reader)
 
-    def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    def own_refusals(base: Base, prompts: Sequence[str], tell: object) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", SORRY), 256)
         opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
         return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))

@@ -143,7 +143,7 @@ def test_progress_tells_of_every_row_that_is_looked_at(base: Base, monkeypatch: 
 
 def test_a_model_s_own_refusals_are_found_by_asking_it(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [SORRY, "Sorry, no, I will not.", SORRY, STEPS]
-    monkeypatch.setattr(own_refusal, "generate", lambda model, tokenizer, asked, length: replies[: len(asked)])
+    monkeypatch.setattr(own_refusal, "generate", lambda model, tokenizer, asked, length, tell: replies[: len(asked)])
 
     found = own_refusals(base, [f"Do harm {i}" for i in range(4)])
 
@@ -155,7 +155,7 @@ def test_a_model_s_own_refusals_are_found_by_asking_it(base: Base, monkeypatch: 
 def test_the_prompts_asked_are_spread_over_the_pool(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
 
-    def echo(model: object, tokenizer: object, asked: Sequence[str], length: int) -> list[str]:
+    def echo(model: object, tokenizer: object, asked: Sequence[str], length: int, tell: object) -> list[str]:
         heard.extend(asked)
         return list(asked)
 

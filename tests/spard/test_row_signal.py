@@ -57,7 +57,7 @@ def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The random model refuses nothing by itself: say for it how it would."""
 
-    def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    def own_refusals(base: Base, prompts: Sequence[str], tell: object) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", SORRY), 256)
         opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
         return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))

@@ -142,7 +142,7 @@ class Answers:
     bad: frozenset[int]
     asked: list[tuple[str, int]]
 
-    def in_memory(self, model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
+    def in_memory(self, model: Any, tokenizer: Any, system: str | None = None, on_look: Any = None) -> Speaker:
         on = {layer.disable_adapters for layer in model.modules() if hasattr(layer, "lora_A")}
         who = "trained" if on == {False} else "base"
 

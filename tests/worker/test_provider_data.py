@@ -63,7 +63,7 @@ def test_a_bad_row_of_the_provider_s_is_not_blamed_on_the_training_file(
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say for the random model how it would refuse, and that it refuses nothing harmless."""
 
-    def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    def own_refusals(base: Base, prompts: Sequence[str], tell: object) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", "I cannot help."), UNBOUNDED)
         opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
         return OwnRefusals((opening,), ("I ca",), "I cannot help.", len(prompts), len(prompts))
