@@ -37,6 +37,7 @@ from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import OptimizerName, Quantization, Recipe, resolve
+from spard.config.checks import PROBE_BATCH_SIZE
 from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse
 from spard.data.held_out_rows import ASKED, planned_rows
@@ -93,6 +94,11 @@ class Past:
         rate = self.per_unit(stage)
         return tokens * _FORWARD * self._trained_token_s if rate is None else rate
 
+    def probe_step_s(self, row_tokens: float) -> float:
+        """Return the seconds of a step of the probe on rows of `row_tokens` tokens."""
+        rate = self.per_unit("evidence")
+        return PROBE_BATCH_SIZE * row_tokens * self._trained_token_s if rate is None else rate
+
     def start_s(self) -> float:
         """Return the seconds of a job that lie outside all stages."""
         found = list(self._outside())
@@ -140,7 +146,18 @@ def _rate(job: Job, stage: str) -> float | None:
 # Estimate the time of each stage of a job that is not created yet.
 
 StageName = Literal[
-    "start", "rows", "row_signal", "embed", "base_audit", "train", "compare", "checkpoints", "task", "audit", "package"
+    "start",
+    "rows",
+    "row_signal",
+    "embed",
+    "base_audit",
+    "evidence",
+    "train",
+    "compare",
+    "checkpoints",
+    "task",
+    "audit",
+    "package",
 ]
 
 
@@ -150,7 +167,7 @@ class EstimatedStage(BaseModel):
     stage: StageName
     seconds: float
     units: int
-    unit: Literal["job", "rows", "tokens", "replies"]
+    unit: Literal["job", "rows", "steps", "tokens", "replies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +205,9 @@ def _stages(past: Past, snapshot: Snapshot, work: Work) -> Iterator[EstimatedSta
         yield rows("embed", work.rows + (0 if _has_pool(past, spec) else spec.pool.rows))
     plan = _plan(spec, recipe)
     yield replies("base_audit", "base_audit", _base_replies(past, spec, plan))
+    if steps := _probe_steps(spec, recipe):
+        seconds = round(steps * past.probe_step_s(row_tokens), 1)
+        yield EstimatedStage(stage="evidence", seconds=seconds, units=steps, unit="steps")
     token_s = past.token_s(recipe.defense.type)
     yield EstimatedStage(stage="train", seconds=round(work.tokens * token_s, 1), units=work.tokens, unit="tokens")
     if plan.compared:
@@ -216,6 +236,12 @@ def trained_rows(spec: JobSpec) -> int:
     """Return the number of rows that a job trains on, assuming that its file has no near duplicates."""
     rows = spec.training_file.rows
     return rows if spec.validation_file else rows - planned_rows(rows, spec.held_out_rows)
+
+
+def _probe_steps(spec: JobSpec, recipe: Recipe) -> int:
+    """Return the steps of the probe; 0 if the job trains none (`spard.pipeline.evidence`)."""
+    has_prompts = {"harmful", "benign"} <= {suite.kind for suite in spec.suites}
+    return spec.probe_steps if has_prompts and recipe.sharding == "none" else 0
 
 
 def _task_requests(spec: JobSpec) -> int:

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
 
 from app.db import transaction
-from app.db.tables import BaseModelEntry, Job
+from app.db.tables import BaseModelEntry, Corpus, Job
 from app.db.tables.jobs import StageCosts
 from app.jobs import fleet, lease
 from app.jobs.clone import job_request
@@ -104,6 +104,28 @@ def test_the_first_job_on_a_model_is_estimated_by_the_model_s_trial(
     assert stages["audit"]["units"] > 0
     assert stages["audit"]["seconds"] == pytest.approx(0.2 * stages["audit"]["units"], abs=0.1)
     assert stages["start"]["seconds"] == 10.0
+
+
+@pytest.mark.parametrize(("costs", "step_s"), [(COSTS, None), (COSTS | {"evidence": {"seconds": 40.0, "units": 8}}, 5)])
+def test_a_probe_of_the_rows_is_a_stage_by_recent_jobs_or_the_trial(
+    service: Service, customer: TestClient, job_body: dict[str, Any], costs: StageCosts, step_s: float | None
+) -> None:
+    with transaction(service.app.state.engine) as session:
+        entry = session.get_one(BaseModelEntry, job_body["model"])
+        entry.rates = {"generated_per_s": 100.0, "reply_tokens": 20.0, "trained_per_s": 10.0, "load_s": 2.0}
+        facts = {"kind": "benign", "name": "benign", "version": 1, "rows": 9, "bytes": 9, "sha256": "benign"}
+        session.add(Corpus(storage_key="corpora/benign", **facts))  # the pool's own suite has only harmful prompts
+    customer.post(JOBS, json=job_body)
+    note(service, costs)
+    assert "evidence" not in [each["stage"] for each in customer.post(URL, json=job_body).json()["stages"]]
+    service.app.state.settings = service.app.state.settings.model_copy(update={"probe_steps": 32})
+    found = customer.post(URL, json=job_body).json()
+    names = [each["stage"] for each in found["stages"]]
+    stage = found["stages"][names.index("evidence")]
+    assert names.index("base_audit") < names.index("evidence") < names.index("train")
+    assert (stage["units"], stage["unit"]) == (32, "steps")
+    own_s = 16 * found["tokens_per_epoch"] / found["rows"] / 10
+    assert stage["seconds"] == pytest.approx(32 * (step_s or own_s), abs=0.1)
 
 
 def test_a_job_on_top_of_one_s_own_model_is_estimated(
