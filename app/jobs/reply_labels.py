@@ -25,6 +25,7 @@ from app.db.tables import ApiKey, BaseModelEntry, Job, ReplyLabel, SampledReply
 from app.errors import HasNone, NotFound
 from app.http.schemas import Body
 from app.jobs import transcripts
+from app.jobs.reports.service import read_json
 from app.keys import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
@@ -48,7 +49,7 @@ _TRIED = 20  # replies that are looked for, one after the other, where transcrip
 
 
 class _Sampled(NamedTuple):
-    """A row of `sampled_replies` with the storage key of its job's transcripts."""
+    """A row of `sampled_replies` with the storage key of its job's report."""
 
     id: str
     model: str
@@ -57,7 +58,12 @@ class _Sampled(NamedTuple):
     number: int
     stratum: str
     population: int
-    key: str
+    report_key: str
+
+    @property
+    def key(self) -> str:
+        """The storage key of the job's transcripts."""
+        return _transcript_key(self.report_key)
 
 
 class DrawCreate(Body):
@@ -209,7 +215,8 @@ def add_label(session: Session, caller: Principal, reply_id: str, ask: LabelCrea
 def export(begin: Begin, storage: Storage, model: str) -> str:
     """Return the decided labels as JSONL for `spard judge --labeled`, without replies that were deleted; it is logged.
 
-    Raises `HasNone` if there are none.
+    Each label names the base model of its job by its digest, so that a judge's errors on these replies count for no
+    other model. Raises `HasNone` if there are none.
     """
     with begin() as session:
         catalog.base_model(session, model)
@@ -220,8 +227,16 @@ def export(begin: Begin, storage: Storage, model: str) -> str:
         message = f"No reply of {model} has a decided label; label some first."
         raise HasNone(message, code="no_labels", param="model")
     weights = stratum_weights((reply.stratum, reply.population) for reply, _ in found)
+    bases = {key: _base_digest(storage, key) for key in {reply.report_key for reply, _ in found}}
     rows = [
-        labeled_row(text.prompt, text.reply, decided[reply.id], reply.stratum, weights[reply.stratum])
+        labeled_row(
+            text.prompt,
+            text.reply,
+            decided[reply.id],
+            reply.stratum,
+            weights[reply.stratum],
+            bases[reply.report_key],
+        )
         for reply, text in found
     ]
     with begin() as session:
@@ -273,7 +288,7 @@ def _sampled_replies(session: Session, model: str) -> list[_Sampled]:
     columns = [getattr(SampledReply, name) for name in _Sampled._fields[:-1]]
     query = select(*columns, Job.report_key).join(Job, Job.id == SampledReply.job_id)
     rows = session.execute(query.where(SampledReply.model == model).order_by(SampledReply.place))
-    return [_Sampled._make((*row[:-1], _transcript_key(row[-1]))) for row in rows]
+    return [_Sampled._make((*row[:-1], row[-1] or "")) for row in rows]
 
 
 def _labels(session: Session, model: str) -> list[Label]:
@@ -329,6 +344,11 @@ def _read(storage: Storage, reply: _Sampled) -> transcripts.Transcript | None:
     except HasNone:
         return None
     return found[0] if found else None
+
+
+def _base_digest(storage: Storage, report_key: str) -> str | None:
+    """Return the digest of a job's base model from its report, which alone knows that of a model from the hub."""
+    return read_json(storage, report_key).get("base_digest") if storage.exists(report_key) else None
 
 
 def _describe_reply(storage: Storage, reply: _Sampled, labels: Sequence[Label]) -> ReplyOut | None:

@@ -68,12 +68,12 @@ def execute(asked: Asked) -> int:
     if asked.replies:
         asked.replies.open("a").close()  # fail early if the file cannot be written
     try:
-        measured, engine, system = _measure(asked)
+        measured, engine, system, base = _measure(asked)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     if asked.replies:
-        asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured)))
+        asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured, base)))
     results = [each.result for each in measured]
     if system is not None:
         sys.stderr.write("every prompt was asked under the system prompt of the model's manifest, as it is served\n")
@@ -82,8 +82,8 @@ def execute(asked: Asked) -> int:
     return 0
 
 
-def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | None]:
-    """Return the measurements, the engine's record, and the system prompt of the model's manifest, if any.
+def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | None, str]:
+    """Return the measurements, the engine's record, the manifest's system prompt, if any, and the base's digest.
 
     Settings and files are read before the model is loaded, so mistakes are reported at once.
     """
@@ -97,7 +97,8 @@ def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | 
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, cfg.max_prompts)]
     speaker, engine = _speaker(subject, prompts, cfg, asked.engine, system, by_vllm=by_vllm)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_unflagged(harm_found(judge))
-    return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine, system
+    base = _base_digest(subject, facts)
+    return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine, system, base
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -143,6 +144,15 @@ def _check_base(base: Base, facts: Manifest) -> None:
     if are_of_folders and plain_digest(str(trained_on)) != base.digest:
         raise AdapterMismatch(differ, "adapter")
     sys.stderr.write(f"{differ}: if these are other weights, what is measured is not the adapter as it was trained\n")
+
+
+def _base_digest(subject: Subject, facts: Manifest) -> str:
+    """Return the digest of the base model, under which jobs know the judge's errors on these replies.
+
+    A fully fine-tuned model names its base in the manifest.
+    """
+    trained_on = None if subject.adapter else facts.get("base_digest")
+    return trained_on or subject.base.digest
 
 
 def _load_adapter(base: Base, folder: Path) -> Any:
@@ -245,9 +255,9 @@ def _table(results: Sequence[SuiteResult]) -> str:
     return "".join(lines)
 
 
-def _transcript(measured: list[Measurement]) -> list[dict[str, object]]:
+def _transcript(measured: list[Measurement], base_digest: str) -> list[dict[str, object]]:
     named = [({"suite": each.result.suite, "kind": each.result.kind}, each.items) for each in measured]
-    return [suite | asdict(item) for suite, items in named for item in items]
+    return [suite | asdict(item) | {"base_digest": base_digest} for suite, items in named for item in items]
 
 
 if __name__ == "__main__":

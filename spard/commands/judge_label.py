@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from spard.commands.front import Asked
 from spard.data.jsonl import BadRow, file_chunks, numbered_rows
@@ -38,7 +38,10 @@ _ENDS = (_END, "\x03", "\x04", "")  # also Ctrl-C, Ctrl-D, and the end of a pipe
 
 
 class DrawnReply(TypedDict):
-    """A drawn reply in a work file; `population` is the number of replies in its stratum."""
+    """A drawn reply in a work file; `population` is the number of replies in its stratum.
+
+    `base_digest` is missing if the audit was of an earlier version.
+    """
 
     prompt: str
     reply: str
@@ -46,6 +49,7 @@ class DrawnReply(TypedDict):
     category: str | None
     stratum: str
     population: int
+    base_digest: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,8 @@ def _read_work(path: Path) -> Work:
                 work.drawn[str(row["id"])] = DrawnReply(
                     prompt=prompt, reply=reply, suite=suite, category=category, stratum=stratum, population=population
                 )
+                if row.get("base_digest"):
+                    work.drawn[str(row["id"])]["base_digest"] = str(row["base_digest"])
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{path} is not a work file of `spard judge label`; name another file") from None
     return work
@@ -128,7 +134,12 @@ def _draw(work: Work, files: Sequence[Path], count: int) -> None:
     """Draw replies from audits' files into an empty work file."""
     if work.drawn:
         raise UserError(f"{work.path} has its replies already; leave out --replies, or name another file")
-    exchanges = [_exchange(path, line, row) for path in files for line, row in _rows(path)]
+    rows = [(path, line, row) for path in files for line, row in _rows(path)]
+    exchanges = [_exchange(path, line, row) for path, line, row in rows]
+    bases = {str(row["base_digest"]) for _, _, row in rows if row.get("base_digest")}
+    if len(bases) > 1:
+        message = f"the replies are of {len(bases)} base models ({', '.join(sorted(bases))}), and a judge errs "
+        raise UserError(f"{message}differently on each: label each model's replies in a file of their own")
     with work.path.open("w", encoding="utf-8") as file:
         for each in draw_replies(exchanges, count):
             exchange = exchanges[each.place]
@@ -140,6 +151,8 @@ def _draw(work: Work, files: Sequence[Path], count: int) -> None:
                 stratum=each.stratum,
                 population=each.population,
             )
+            if base := rows[each.place][2].get("base_digest"):
+                row["base_digest"] = str(base)
             work.drawn[exchange.digest] = row
             file.write(json.dumps({"id": exchange.digest, **row}) + "\n")
 
@@ -215,7 +228,14 @@ def _labeled_rows(work: Work) -> list[LabeledRow]:
     rows = {reply: work.drawn[reply] for reply in work.drawn if reply in decided}
     weights = stratum_weights((row["stratum"], row["population"]) for row in rows.values())
     return [
-        labeled_row(row["prompt"], row["reply"], decided[reply], row["stratum"], weights[row["stratum"]])
+        labeled_row(
+            row["prompt"],
+            row["reply"],
+            decided[reply],
+            row["stratum"],
+            weights[row["stratum"]],
+            row.get("base_digest"),
+        )
         for reply, row in rows.items()
     ]
 

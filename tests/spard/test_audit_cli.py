@@ -354,6 +354,7 @@ def test_a_model_is_asked_under_the_system_prompt_that_it_is_served_with(
     expected = dict(zip(prompts, generate(model, base.tokenizer, prompts, 6, system=system), strict=True))
     assert found["system_prompt"] == system
     assert {each["prompt"]: each["reply"] for each in told} == expected
+    assert ({each["base_digest"] for each in told} == {base.digest}) != is_merged  # its manifest names no base here
 
 
 def test_vllm_replies_as_transformers_does_once_it_is_probed(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spard.commands import judge as command
-from spard.evaluation.calibration.labeled import read_labeled
+from spard.evaluation.calibration.labeled import labeled_base, read_labeled
 
 LABELED = 40
 
@@ -29,6 +29,7 @@ def replies(tmp_path: Path) -> Path:
             "is_degenerate": False,
             "note": "",
             "score": 5 if i < 30 else 1,
+            "base_digest": "sha256:1",
         }
         for i in range(100)
     ]
@@ -95,6 +96,7 @@ def test_two_people_label_settle_and_export(
     labels = read_labeled(export)
     assert all(each.is_harmful == each.reply.startswith("Harm") for each in labels)
     assert sum(each.weight for each in labels) == pytest.approx(100)
+    assert labeled_base(labels) == "sha256:1"
 
     assert command.main(["--labeled", str(export)]) == command.MAY_NOT_DECIDE
     assert "en: misses" in capsys.readouterr().out
@@ -146,6 +148,9 @@ def test_replies_are_drawn_once_and_from_audits_alone(
     other.write_text('{"prompt": "p"}\n')
     assert command.main(["label", work, "--replies", str(other)]) == 1
     assert "line 1: not a row that `spard audit --replies` writes" in capsys.readouterr().err
+    other.write_text(replies.read_text().replace("sha256:1", "sha256:2"))
+    assert command.main(["label", work, "--replies", str(replies), "--replies", str(other)]) == 1
+    assert "of 2 base models (sha256:1, sha256:2)" in capsys.readouterr().err
     assert command.main(["label", work, "--replies", str(replies)]) == 0
     assert command.main(["label", work, "--replies", str(replies)]) == 1
     assert "has its replies already" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict
@@ -27,6 +27,7 @@ class ReportJson(TypedDict):
     """The stored `safety.json`: the gate, and the other keys of `SafetyReport`."""
 
     gate: GateJson
+    base_digest: NotRequired[str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

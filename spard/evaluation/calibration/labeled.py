@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -30,9 +30,10 @@ _KEYS = {"prompt": str, "reply": str, "harmful": bool}
 class LabeledReply:
     """A request with a reply, the label, and the language of both.
 
-    is_harmful  True if the reply carries out what was requested.
-    stratum     the part of a draw that the reply is from, "" if all replies were drawn alike.
-    weight      how many replies of the stratum the label stands for.
+    is_harmful   True if the reply carries out what was requested.
+    stratum      the part of a draw that the reply is from, "" if all replies were drawn alike.
+    weight       how many replies of the stratum the label stands for.
+    base_digest  the base model whose reply it is, or an adapter's of it; None: unknown, or no model's.
     """
 
     prompt: str
@@ -41,6 +42,7 @@ class LabeledReply:
     language: str = ENGLISH
     stratum: str = ""
     weight: float = 1.0
+    base_digest: str | None = None
 
     def is_right(self, verdict: Verdict, harmful_above: int) -> bool | None:
         """Return True if a verdict agrees with the label; None if it is unscored."""
@@ -61,8 +63,8 @@ def requests(language: str) -> list[dict[str, str]]:
 def read_labeled(path: Path) -> list[LabeledReply]:
     """Read JSONL rows `{"prompt", "reply", "harmful": true|false, "language": "en"}`; the language is optional.
 
-    Rows that `spard judge label` has exported also have `stratum` and `weight`. Raises `InvalidData` with the line of
-    the first invalid row.
+    Rows that people's labels were exported to also have `stratum`, `weight` and, if it is known, `base_digest`. Raises
+    `InvalidData` with the line of the first invalid row.
     """
     found = []
     try:
@@ -75,12 +77,29 @@ def read_labeled(path: Path) -> list[LabeledReply]:
             if not (isinstance(stratum, str) and _is_weight(weight)):
                 message = f"{path.name}, line {line}: stratum must be a text, and weight a positive number"
                 raise InvalidData(message, "labeled")
-            found.append(LabeledReply(row["prompt"], row["reply"], row["harmful"], language, stratum, float(weight)))
+            base = row.get("base_digest")
+            if not isinstance(base, str | None):
+                raise InvalidData(f"{path.name}, line {line}: base_digest must be a text", "labeled")
+            of_draw = stratum, float(weight), base
+            found.append(LabeledReply(row["prompt"], row["reply"], row["harmful"], language, *of_draw))
     except BadRow as bad:
         raise InvalidData(f"{path.name}, line {bad.problem.line}: {bad.problem.message}", "labeled") from None
     except OSError as error:
         raise InvalidData(f"{path.name} cannot be read: {error.strerror}", "labeled") from error
     return found
+
+
+def labeled_base(labeled: Iterable[LabeledReply]) -> str | None:
+    """Return the digest of the base model whose replies were labeled, or None if no label names one.
+
+    Raises `InvalidData` for labels of several base models: a judge errs differently on each, so errors on all of them
+    together would be known for none.
+    """
+    found = sorted({each.base_digest for each in labeled if each.base_digest is not None})
+    if len(found) > 1:
+        message = f"the labels are of {len(found)} base models ({', '.join(found)}), and a judge errs differently on "
+        raise InvalidData(f"{message}each: measure with the rows of one base_digest at a time", "labeled")
+    return next(iter(found), None)
 
 
 def _is_weight(value: object) -> bool:

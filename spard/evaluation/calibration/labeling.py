@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from spard.data.languages import ENGLISH, detect_language
 from spard.evaluation.results import HARMFUL_ABOVE
@@ -150,7 +150,7 @@ def stratum_weights(labeled: Iterable[tuple[str, int]]) -> dict[str, float]:
 
 
 class LabeledRow(TypedDict):
-    """A row of the file that `spard judge --labeled` measures with."""
+    """A row of the file that `spard judge --labeled` measures with; `base_digest` is missing if it is not known."""
 
     prompt: str
     reply: str
@@ -158,12 +158,15 @@ class LabeledRow(TypedDict):
     language: str
     stratum: str
     weight: float
+    base_digest: NotRequired[str]
 
 
-def labeled_row(prompt: str, reply: str, harmful: bool, stratum: str, weight: float) -> LabeledRow:
+def labeled_row(
+    prompt: str, reply: str, harmful: bool, stratum: str, weight: float, base_digest: str | None = None
+) -> LabeledRow:
     """Return a row of the file that `spard judge --labeled` measures with; the language is detected from the words."""
     language = detect_language(f"{prompt}\n{reply}") or ENGLISH
-    return {
+    row: LabeledRow = {
         "prompt": prompt,
         "reply": reply,
         "harmful": harmful,
@@ -171,6 +174,7 @@ def labeled_row(prompt: str, reply: str, harmful: bool, stratum: str, weight: fl
         "stratum": stratum,
         "weight": weight,
     }
+    return row if base_digest is None else row | {"base_digest": base_digest}
 
 
 def group_labels(labels: Iterable[Label]) -> dict[str, list[Label]]:

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from spard.evaluation.calibration.labeled import read_labeled
+from spard.evaluation.calibration.labeled import labeled_base, read_labeled
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.provider.conftest import fault, send, sign_in_admin
 from tests.app.http.test_report import EVIL
-from tests.app.http.test_results import publish
+from tests.app.http.test_results import REPORT, publish
 from tests.app.http.test_transcripts import KEY, keep_transcripts
 
 LABELS, PAGE, MODEL = "/v1/admin/reply_labels", "/provider/labels", "lab/tiny-1"
 HARM, ALL, DRAWN = 12, 60, 20
+BASE = "sha256:0a1b+nf4_double"  # of the job's base model, in its report
 
 
 def transcripts() -> list[dict[str, Any]]:
@@ -46,7 +47,9 @@ def labeled_job(
     keep_transcripts(provider_with_model)
     job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
-    service.app.state.storage.write(KEY, ["".join(json.dumps(row) + "\n" for row in transcripts()).encode()])
+    storage = service.app.state.storage
+    storage.write(KEY, ["".join(json.dumps(row) + "\n" for row in transcripts()).encode()])
+    storage.write("jobs/report", [json.dumps({"gate": {"decision": "pass"}, "base_digest": BASE}).encode()])
     return job_id
 
 
@@ -117,6 +120,7 @@ def test_two_people_label_settle_and_export(
     labels = read_labeled(file)
     assert all(each.is_harmful == each.reply.startswith("Harm") for each in labels)
     assert sum(each.weight for each in labels) == pytest.approx(ALL)
+    assert labeled_base(labels) == BASE
     actions = [each["action"] for each in provider.get("/v1/admin/audit_log?limit=100").json()["data"]]
     assert actions[0] == "reply_labels.exported"
     assert {"replies.drawn", "reply.labeled", "transcripts.shown"} <= set(actions)
@@ -172,6 +176,16 @@ def test_they_go_with_their_job(labeled_job: str, ada: TestClient, customer: Tes
     work = ask(ada)
     assert (work["drawn"], work["people"]) == (0, {})
     assert ada.get(f"{LABELS}/export?model={MODEL}").json()["error"]["code"] == "no_labels"
+
+
+def test_labels_of_a_job_whose_report_names_no_base_name_none(
+    labeled_job: str, ada: TestClient, service: Service
+) -> None:
+    service.app.state.storage.write("jobs/report", [REPORT])
+    draw(ada, 4)
+    label_all(ada)
+    exported = ada.get(f"{LABELS}/export", params={"model": MODEL}).text
+    assert [json.loads(line).keys() & {"base_digest"} for line in exported.splitlines()] == [set()] * 4
 
 
 def test_replies_without_a_transcript_are_passed_over(labeled_job: str, ada: TestClient, service: Service) -> None:
