@@ -12,7 +12,7 @@ from typing import Literal
 from sqlalchemy.orm import Session
 
 from app.catalog import service
-from app.catalog.fitness import is_judge_measured
+from app.catalog.fitness import errs_on_model, is_judge_measured
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, Job
 from app.policies import service as policies
@@ -64,11 +64,17 @@ def model_points(
 ) -> Iterator[Point]:
     """Yield two points on a base model: is the judge measured for it, and does it refuse many harmless requests."""
     alias, judge = entry.alias, settings.judge.name
-    if is_judge_measured(entry.source, entry.digest, settings, limits):
+    if errs_on_model(entry.source, entry.digest, settings, limits):
+        text = (
+            f"{alias}: the judge {judge} was measured on its replies and errs too often to decide, so no gate passes."
+        )
+        yield Point("models", "problem", text, "label more replies, or take another judge with SPARD_JUDGE")
+    elif is_judge_measured(entry.source, entry.digest, settings, limits):
         yield Point("models", "ok", f"{alias}: the judge {judge} may decide.")
     else:
         text = f"{alias}: nobody measured how often the judge {judge} errs, so no gate passes."
-        cure = "spard judge --json > judge.json, and set SPARD_JUDGE_ERRORS=judge.json"
+        cure = "spard judge --json > judge.json, and set SPARD_JUDGE_ERRORS=judge.json; "
+        cure += "or, with labeled replies of this model, spard judge --labeled FILE --model FOLDER"
         yield Point("models", "problem", text, cure)
     refused = refused_share(session, entry)
     if refused is None:

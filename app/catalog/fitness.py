@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NotRequired, TypedDict
 
 from app.catalog import model_files
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
@@ -21,7 +22,7 @@ from app.files.template_look import TemplateLook, inspect_folder
 from app.files.tokenizer import tokenizer_folder
 from app.policies.service import checked_embedder
 from app.settings import Settings
-from spard.config import GateThresholds, Lora, Recipe
+from spard.config import GateThresholds, JudgeSpec, Lora, Recipe
 from spard.config.quantization import plain_digest
 from spard.digests import folder_digest
 from spard.models.folder.reading import stored_quantization, weights_fault
@@ -57,7 +58,6 @@ def _invalid(message: str) -> InvalidRequest:
 
 
 _known: dict[tuple[str, str | None], dict[str, bool] | None] = {}  # by source and revision
-_MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.evaluation.calibration.record`
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,77 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     return found
 
 
+class _Counts(TypedDict):
+    hits: int
+    n: int
+
+
+class _Language(TypedDict):
+    may_decide: bool
+
+
+class _Record(TypedDict):
+    """The part of a file of measured errors that a warning needs; earlier versions wrote no `gamed`."""
+
+    judge: str
+    base_digest: str
+    languages: list[_Language]
+    gamed: NotRequired[_Counts | None]
+
+
 def is_judge_measured(source: str, digest: str | None, settings: Settings, limits: GateThresholds) -> bool:
     """Return True if the judge may decide on a model: its errors are known, or the policy does not require that."""
-    is_known = _is_recorded(settings.judge_errors, digest) or (Path(source) / _MEASURED).is_file()
+    is_known = _is_recorded(settings.judge_errors, digest) or bool(_own_records(source, digest, settings.judge))
     return is_known or limits.allow_unmeasured_judge
+
+
+def errs_on_model(source: str, digest: str | None, settings: Settings, limits: GateThresholds) -> bool:
+    """Return True if only records in the model's folder tell a judge's errors, and by these it decides in no language.
+
+    The record named in the settings is the doctor's to check.
+    """
+    if _is_recorded(settings.judge_errors, digest) or limits.allow_unmeasured_judge or limits.correct_judge_errors:
+        return False
+    own = _own_records(source, digest, settings.judge)
+    return bool(own) and not any(map(_has_deciding_language, own))
+
+
+def judge_records(source: str) -> list[Path]:
+    """Return the files of measured errors in a model's folder, see `spard.evaluation.calibration.record`."""
+    return sorted(Path(source, "calibration").glob("judge*.json"))
+
+
+def matches_judge(judge: str, spec: JudgeSpec) -> bool:
+    """Return True if the judge named in a record may be the judge of the settings.
+
+    A record's name also holds digests, such as that of an LLM judge's instructions, which are not compared here.
+    """
+    begins = {"llm": f"llm:{spec.model}:", "classifier": f"{spec.family}:", "consensus": "consensus("}
+    return judge == spec.name or judge.startswith(begins.get(spec.name, f"{spec.name}:"))
+
+
+def _own_records(source: str, digest: str | None, spec: JudgeSpec) -> list[_Record]:
+    """Return the records in the folder of a model with this digest that are of this model and of the judge."""
+    found = []
+    for path in judge_records(source):
+        try:
+            raw: _Record = json.loads(path.read_text(encoding="utf-8"))
+            judge, measured_on = str(raw["judge"]), str(raw["base_digest"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the list of judges says so
+        if matches_judge(judge, spec) and (digest is None or plain_digest(measured_on) == plain_digest(digest)):
+            found.append(raw)
+    return found
+
+
+def _has_deciding_language(raw: _Record) -> bool:
+    """Return True if a record lets its judge decide in a language; a list of words is bound to the model already."""
+    try:
+        gamed = raw.get("gamed")
+        is_steady = gamed is not None and gamed["hits"] == 0 < gamed["n"]
+        return is_steady and any(each["may_decide"] for each in raw["languages"])
+    except (KeyError, TypeError):
+        return False
 
 
 def _is_recorded(record: Path | None, digest: str | None) -> bool:
@@ -198,7 +265,8 @@ def judge_warnings(source: str, digest: str | None, settings: Settings, limits: 
     return [
         f"The error rate of the judge {name} on this model is unknown, so every audit will be inconclusive and no "
         "adapter will be released. Measure it with `spard judge --json > judge.json` and set "
-        "SPARD_JUDGE_ERRORS=judge.json, or set allow_unmeasured_judge in the policy."
+        "SPARD_JUDGE_ERRORS=judge.json, or measure it on labeled replies of this model with `spard judge --model`, or "
+        "set allow_unmeasured_judge in the policy."
         f"{other if name == 'refusal' else ''}"
     ]
 

@@ -9,9 +9,8 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 
 from app.catalog import service
+from app.catalog.fitness import judge_records
 from app.settings import Settings
-
-MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.evaluation.calibration.record`
 
 
 class Counted(BaseModel):
@@ -65,11 +64,10 @@ class JudgeList(BaseModel):
 
 
 def judges(session: Session, settings: Settings) -> list[JudgeOut]:
-    """Return the configured judge, then one entry for each base model with a measurement in its folder."""
+    """Return the configured judge, then one entry for each measurement in a base model's folder."""
     found = [_read(settings.judge.name, None, settings.judge_errors)]
     for entry in service.base_models(session):
-        if (path := Path(entry.source) / MEASURED).is_file():
-            found.append(_read(settings.judge.name, entry.alias, path))
+        found += [_read(settings.judge.name, entry.alias, path) for path in judge_records(entry.source)]
     return found
 
 

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from app import db, keys, signing
 from app.catalog import service as catalog
 from app.catalog.checklist import Point, corpus_points, model_points
-from app.catalog.fitness import require_fit
+from app.catalog.fitness import matches_judge, require_fit
 from app.commands.doctor import Finding, machine, note, ok, problem
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
@@ -113,15 +113,6 @@ def _unreachable(url: str) -> str | None:
         return str(getattr(error, "reason", error))
 
 
-def _matches_judge(judge: str, spec: JudgeSpec) -> bool:
-    """Return True if the judge named in a record may be the judge of the settings.
-
-    A record's name also holds digests, such as that of an LLM judge's instructions, which are not compared here.
-    """
-    begins = {"llm": f"llm:{spec.model}:", "classifier": f"{spec.family}:", "consensus": "consensus("}
-    return judge == spec.name or judge.startswith(begins.get(spec.name, f"{spec.name}:"))
-
-
 def _check_judge_record(path: Path, spec: JudgeSpec) -> Finding:
     """Check the record that `spard judge --json` has written; the reader that jobs use is avoided: it loads torch."""
     name = spec.name
@@ -132,7 +123,7 @@ def _check_judge_record(path: Path, spec: JudgeSpec) -> Finding:
         of, gamed = record["judge"], record.get("gamed")
     except (OSError, ValueError, KeyError, TypeError):
         return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {path} cannot be read.", again)
-    if not _matches_judge(str(of), spec):
+    if not matches_judge(str(of), spec):
         return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
     may = sorted(language for language, may_decide in languages.items() if may_decide)
     if gamed is not None and not gamed.get("n"):

@@ -23,6 +23,7 @@ from app.http.connections import BoundedHttp
 from app.main import create_app
 from app.settings import Settings
 from spard.commands import main
+from spard.digests import folder_digest
 
 FILES = "/v1/files"
 JOBS = "/v1/fine_tuning/jobs"
@@ -57,7 +58,11 @@ def offer(provider: TestClient, folder: Path) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(NO_WEIGHTS)
     (folder / "calibration").mkdir()
-    (folder / "calibration" / "judge.json").write_text("{}")  # a judge that was measured: jobs are warned otherwise
+    # A judge that was measured on this model: jobs are warned otherwise.
+    error, few = {"language": "en", "may_decide": True}, {"hits": 0, "n": 200, "unscored": 0}
+    record: dict[str, Any] = {"judge": "refusal", "base_digest": folder_digest(folder), "gamed": few}
+    record["languages"] = [error | {"missed": few, "false_alarms": few}]
+    (folder / "calibration" / "judge.json").write_text(json.dumps(record))
     model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
     assert provider.post("/v1/admin/models", json=model).status_code == 200
     files = {"file": ("pool.jsonl", pool() + benign())}

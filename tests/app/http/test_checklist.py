@@ -81,6 +81,20 @@ def test_few_attacks_and_an_unknown_judge_are_problems(service: Service, provide
     assert ["SPARD_JUDGE_ERRORS" in problems[0].cure, "3 prompts" in problems[1].text] == [True, True]
 
 
+def test_a_judge_that_errs_on_a_model_is_a_problem(
+    service: Service, provider_with_model: TestClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "model" / "calibration" / "judge.json"
+    measured = json.loads(file.read_text())
+    gamed = measured["gamed"] | {"hits": 1}
+    file.write_text(json.dumps(measured | {"gamed": gamed}))
+    (problem,) = [point for point in points(service) if point.state == "problem"]
+    assert "was measured on its replies and errs too often" in problem.text
+    file.write_text(json.dumps(measured | {"judge": "another"}))
+    (problem,) = [point for point in points(service) if point.state == "problem"]
+    assert "spard judge --labeled FILE --model FOLDER" in problem.cure
+
+
 def test_the_page_the_doctor_and_the_start_show_the_same_points(
     service: Service, provider_with_model: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from spard.digests import folder_digest
 from tests.app.http.conftest import NO_WEIGHTS
 from tests.spard.parts import byte_tokenizer
 
@@ -90,5 +91,7 @@ def test_the_provider_is_told_that_no_audit_can_decide(provider: TestClient, mod
 
 def test_a_model_that_brings_its_judge_s_measure_needs_no_warning(provider: TestClient, model: Path) -> None:
     (model / "calibration").mkdir()
-    (model / "calibration" / "judge.json").write_text("{}")
-    assert offer_folder(provider, model)[1]["warnings"] == []
+    for name, digest, is_known in (("judge", "sha256:0", False), ("judge-refusal", folder_digest(model), True)):
+        record = {"judge": "refusal", "base_digest": digest}
+        (model / "calibration" / f"{name}.json").write_text(json.dumps(record))
+        assert (offer_folder(provider, model)[1]["warnings"] == []) == is_known
