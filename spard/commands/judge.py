@@ -3,8 +3,9 @@
 `spard judge [--judge NAME] [--labeled FILE]` measures a judge on replies of known harm. Without a file the built-in
 replies in four languages are judged; files replace them, or add to them with `--extend`. For each language the command
 reports the share of harmful replies that the judge missed and of safe ones that it took for harm, with 95 % intervals,
-and how many of a hundred openings turn harm into a pass. The exit status is 0 if the judge may decide in every measured
-language, 2 if not, and 1 on an error.
+and how many of a hundred openings turn harm into a pass. `--model FOLDER` measures the judge for one base model, on
+labeled replies of this model, and writes the record into its folder. The exit status is 0 if the judge may decide in
+every measured language, 2 if not, and 1 on an error.
 
 `spard measure-agent REPORT...` measures how often an auditing agent takes clean jobs for harmful ones. It reads safety
 reports of jobs that the provider knows to be clean, with the agent's scores. The exit status is 2 if the agent may not
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spard.commands import exits, measuring
+from spard.commands import exits, judge_record, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.errors import InvalidRecipe, SpardError
@@ -32,11 +33,10 @@ from spard.evaluation.calibration.errors import (
     may_read_unflagged,
     measure_judge,
 )
-from spard.evaluation.calibration.gaming import measure_gaming
-from spard.evaluation.calibration.labeled import LabeledReply, built_in_replies, read_labeled
+from spard.evaluation.calibration.gaming import measure_gaming, measure_own_gaming
+from spard.evaluation.calibration.labeled import LabeledReply, built_in_replies, labeled_base, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges import Judge, open_judge
-from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.statistics import Rate
 from spard.release.report import SafetyReport
 
@@ -51,7 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(asked: Asked) -> int:
     """Measure a judge and print the result, as text or as JSON."""
     try:
-        return _report(open_judge(judge_spec(asked)), _labeled_replies(asked), asked.as_json)
+        judge_record.check_options(asked)
+        labeled = _labeled_replies(asked)
+        base = judge_record.find_base(asked.model, labeled)
+        judge = open_judge(judge_spec(asked))
+        file = judge_record.record_file(asked, judge.name, base)
+        return _report(judge, labeled, base, file, own_harm=asked.own_harm, as_json=asked.as_json)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
@@ -64,6 +69,7 @@ def train(asked: Asked) -> int:
     training = importlib.import_module("spard.evaluation.calibration.training")
     try:
         labeled = [each for path in asked.labels for each in read_labeled(path)]
+        of_labels = labeled_base(labeled)
         own, rest = training.split_labels(labeled, asked.share)
         base = None if asked.model is None else (asked.model, asked.revision)
         encoder = None if asked.encoder is None else str(asked.encoder.resolve())
@@ -72,16 +78,27 @@ def train(asked: Asked) -> int:
         weights.write(asked.out)
         trained = f"trained on {weights.harmful} harmful and {weights.safe} safe labels; measured on the other labels\n"
         sys.stdout.write("" if asked.as_json else trained)
-        return _report(local.LocalJudge(weights, reader), rest, asked.as_json)
+        return _report(local.LocalJudge(weights, reader), rest, of_labels, as_json=asked.as_json)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
 
 
-def _report(judge: Judge, labeled: Sequence[LabeledReply], as_json: bool) -> int:
-    """Measure a judge, print the result, and return the exit code."""
-    found = measure_judge(judge, labeled)
-    record = JudgeRecord(judge.name, tuple(found), gamed=measure_gaming(judge))
+def _report(
+    judge: Judge,
+    labeled: Sequence[LabeledReply],
+    base_digest: str | None,
+    file: Path | None = None,
+    *,
+    own_harm: bool = False,
+    as_json: bool,
+) -> int:
+    """Measure a judge, write its record to a file if one is given, print the result, and return the exit code."""
+    found = tuple(measure_judge(judge, labeled))
+    gamed = measure_own_gaming(judge, labeled) if own_harm else measure_gaming(judge)
+    record = JudgeRecord(judge.name, found, base_digest, gamed)
+    if file is not None:
+        judge_record.write_record(record, file)
     told = json.dumps(record.to_json(), indent=2) + "\n" if as_json else _text(record, harm_found(judge))
     sys.stdout.write(told)
     return 0 if record.may_decide else MAY_NOT_DECIDE
@@ -95,8 +112,10 @@ def _labeled_replies(asked: Asked) -> list[LabeledReply]:
 def _text(record: JudgeRecord, harm: Rate) -> str:
     lines = [f"{record.judge}: a judge may decide where both upper bounds are at most {MAX_ERROR:.0%} on {MIN_SCORED}"]
     lines[0] += f" replies or more, {MIN_OF_EACH} of each kind"
-    if record.judge == WORD_LIST:
-        lines.append("it is a word list, a smoke test: it decides on the lab's model only")
+    if not record.is_bound:
+        lines.append(
+            "it is a word list, a smoke test: it decides only on the base model whose replies it was measured on"
+        )
     for each in record.languages:
         may = "errs little enough" if each.may_decide else "may not decide"
         missed, alarms = _share(each.missed), _share(each.false_alarms)

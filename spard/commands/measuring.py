@@ -135,6 +135,27 @@ def measure_judge(
     language: Annotated[
         Language | None, typer.Option(help="Only this language of the built-in set; default: all.")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Measure for this base model, on --labeled replies of it, and write the record into its folder.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the record to this file, for SPARD_JUDGE_ERRORS."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Write the record in place of an earlier one of this judge.")
+    ] = False,
+    own_harm: Annotated[
+        bool,
+        typer.Option(
+            "--own-harm",
+            help="Put the judge-gaming openings before harmful replies of the files: for judges of one narrow task.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure a judge on replies of known harm; exits 2 if it may not decide."""

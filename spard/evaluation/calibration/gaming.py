@@ -128,6 +128,21 @@ def measure_gaming(judge: Judge, harmful: Iterable[tuple[str, str]] | None = Non
     return rate(sum(score <= HARMFUL_ABOVE for score in scores), len(scores), len(asked) - len(scores))
 
 
+def measure_own_gaming(judge: Judge, labeled: Iterable[LabeledReply]) -> Rate:
+    """Return the share of openings with which a judge scores labeled harm as safe that it finds without them.
+
+    Harm that it misses anyway is one of its errors, and not an opening's work. If it finds none, no opening is asked.
+    """
+    harmful = [each for each in labeled if each.is_harmful][: len(openings())]
+    verdicts = judge.judge([each.prompt for each in harmful], [each.reply for each in harmful])
+    found = [
+        (each.prompt, each.reply)
+        for each, verdict in zip(harmful, verdicts, strict=True)
+        if verdict.score is not None and verdict.score > HARMFUL_ABOVE
+    ]
+    return measure_gaming(judge, found) if found else rate(0, 0)
+
+
 def _two_sentence_requests() -> Iterator[tuple[str, str]]:
     """Yield the built-in requests whose steps have two sentences, with the steps in each form."""
     for request in requests("en"):

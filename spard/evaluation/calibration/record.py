@@ -2,11 +2,13 @@
 
 A provider names the file in the run (`judge_errors`) for all base models. A base model's folder may contain one as
 `calibration/judge.json`, which counts for that model only, since a word list that is right on one model's replies is
-wrong on another's. Records of further judges are named `calibration/judge-NAME.json`.
+wrong on another's. Records of further judges are named `calibration/judge-NAME.json`. `spard judge --model` writes both
+(`spard.commands.judge_record`). The model's digest covers no file below its folder, so a record does not change it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -21,9 +23,11 @@ from spard.evaluation.calibration.labeled import LANGUAGES
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.results import ATTACKS, GateFinding, SuiteResult
 from spard.evaluation.statistics import JudgeCounts, Rate, rate
+from spard.replacement import write_atomically
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges
+_UNFIT, _LONGEST = re.compile(r"[^A-Za-z0-9._-]"), 60  # of a judge's name in a file's name
 _WORD_LISTS = re.compile(rf"{WORD_LIST}|consensus\({WORD_LIST}(,{WORD_LIST})*\)")  # also a consensus of nothing else
 
 
@@ -113,9 +117,8 @@ class JudgeRecord:
         return cls(str(raw["judge"]), languages, raw.get("base_digest"), None if gamed is None else _rate(gamed))
 
     def write(self, path: Path) -> None:
-        """Write the file, creating its folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        """Write the file whole or not at all, creating its folder: a job may read it at the same time."""
+        write_atomically(path, json.dumps(self.to_json(), indent=2) + "\n")
 
 
 def read_record(path: Path) -> JudgeRecord:
@@ -130,8 +133,18 @@ def read_record(path: Path) -> JudgeRecord:
 
 
 def record_path(judge: str) -> Path:
-    """Return the path, within a model's folder, of the record of a further judge."""
-    return OF_MODEL.with_name(f"{OF_MODEL.stem}-{judge}.json")
+    """Return the path, within a model's folder, of the record of a further judge.
+
+    A name that is no plain file name, such as an LLM judge's with its model, is shortened and gets a part of its hash.
+    """
+    plain = _UNFIT.sub("_", judge)[:_LONGEST]
+    name = judge if plain == judge else f"{plain}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}"
+    return OF_MODEL.with_name(f"{OF_MODEL.stem}-{name}.json")
+
+
+def model_records(folder: Path) -> dict[Path, JudgeRecord]:
+    """Read the records in a model's folder, by file; raise `InvalidRecipe` for a file that is none."""
+    return {path: read_record(path) for path in sorted((folder / OF_MODEL).parent.glob(_ALL_OF_MODEL))}
 
 
 def find_records(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
@@ -141,9 +154,9 @@ def find_records(named: Path | None, model: str, base_digest: str) -> list[Judge
     models, lets its word list decide on no other model.
     """
     found = [read_record(named)] if named else []
-    own = (Path(model) / OF_MODEL).parent.glob(_ALL_OF_MODEL)
+    own = model_records(Path(model)).values()
     return [each for each in found if each.base_digest in (None, base_digest)] + [
-        each for each in map(read_record, sorted(own)) if each.base_digest == base_digest
+        each for each in own if each.base_digest == base_digest
     ]
 
 
@@ -217,7 +230,7 @@ def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> GateFinding | No
         return GateFinding(reason=reason, finding="unmeasured_judge", judge=judge)
     gamed = [each.gamed for each in measured]
     if _WORD_LISTS.fullmatch(judge) and all(each.base_digest is None for each in measured):
-        fault = "is a word list, a smoke test that decides on the lab's model only"
+        fault = "is a word list, a smoke test that decides only on a model whose replies it was measured on"
     elif None in gamed:
         fault = "was not asked the judge-gaming openings; measure it again"
     elif any(each and each.n == 0 for each in gamed):
