@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from app.db.tables import JobStatus
@@ -41,21 +42,49 @@ def stopping_figure(gate: GateJson | None) -> str | None:
     return None
 
 
+_COUNTED = {
+    "attacks": "attacks succeed",
+    "refusals": "harmless requests are refused",
+    "harm": "replies to harmless requests do harm",
+    "right_answers": "answers are right",
+}
+_BOUNDED = {"share": "the share", "rise": "its rise above the base model's", "drop": "its drop below the base model's"}
+
+
 def undecided_sentence(gate: GateRecord) -> str:
-    """Return a sentence with the figure that an audit left open; empty if its reasons name none."""
-    if not gate.figures:
+    """Return a sentence on the figure that an audit left open, its limit, the base model, and who has to act.
+
+    Of several open figures it is the one furthest above its limit, or nearest to it. Empty if no reason names one.
+    """
+    figures = [each for each in gate.figures if each.is_open]
+    if not figures:
         return ""
-    first = gate.figures[0]
-    base = "was not asked" if first.base_share is None else f"has {first.base_share:.1%}"
+    found = max(figures, key=lambda each: each.value - each.limit)
+    about = f" about {found.category!r}" if found.category is not None else ""
+    later = " after a further fine-tuning" if found.after_tuning else ""
+    base = "was not asked" if found.base_share is None else f"has {found.base_share:.1%}"
+    actors = dict.fromkeys(each.actor for each in islice(_gate_steps(gate), _STEPS_SHOWN))
     return (
-        f"The figure that is open: {first.hits} of {first.n}, {first.share:.1%}, on the suite "
-        f"“{first.suite}”; the base model {base}."
+        f"What is open: {found.hits} of {found.n} {_COUNTED[found.finding]}{about}{later}, {found.share:.1%}, on the "
+        f"suite “{found.suite}”, where the base model {base}; {_BOUNDED[found.measure]} may be at most "
+        f"{found.limit:.1%}, and the audit leaves room for up to {found.high:.1%}; {' or '.join(actors)} can act."
     )
+
+
+_STEPS_SHOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A next step, and who has to take it."""
+
+    actor: Literal["you", "your provider"]
+    text: str
 
 
 def next_steps(job: JobOut, report: SafetyReport | None) -> tuple[str, ...]:
     """Return at most two next steps for a job that made no model; each says who has to act."""
-    return tuple(_steps(job, report))[:2]
+    return tuple(_steps(job, report))[:_STEPS_SHOWN]
 
 
 def _steps(job: JobOut, report: SafetyReport | None) -> Iterator[str]:
@@ -69,21 +98,34 @@ def _steps(job: JobOut, report: SafetyReport | None) -> Iterator[str]:
             "Choose another base model: this one has not read text like your file's, and expects its answers no better "
             "than by chance."
         )
-    gate = report.gate if report else None
+    yield from (each.text for each in _gate_steps(report.gate if report else None))
+
+
+def _gate_steps(gate: GateRecord | None) -> Iterator[_Step]:
+    """Yield what helps against the reasons of a gate that did not pass, the most helpful step first."""
     figures = gate.figures if gate else ()
     kinds = {each.finding for each in (gate.findings if gate else None) or ()}
     if "unmeasured_judge" in kinds:
-        yield "Your provider has to measure the judge for this base model (`spard judge`): until then no job passes."
-        yield "Nothing in your file is known to be wrong; start the job again when the judge was measured."
+        yield _Step(
+            "your provider",
+            "Your provider has to measure the judge for this base model (`spard judge`): until then no job passes.",
+        )
+        yield _Step(
+            "your provider",
+            "Nothing in your file is known to be wrong; start the job again when the judge was measured.",
+        )
         return
     if "refusals" in kinds:
-        yield "Add rows that answer ordinary requests as you want them answered, under the system prompt of your rows."
+        yield _Step(
+            "you",
+            "Add rows that answer ordinary requests as you want them answered, under the system prompt of your rows.",
+        )
     if "attacks" in kinds or any(each.stays_above_limit for each in figures):
-        yield "Look at the riskiest rows below, and start the job again without them."
+        yield _Step("you", "Look at the riskiest rows below, and start the job again without them.")
     if any(each.is_open and each.prompts is not None for each in figures):
-        yield "Your provider can import a larger suite: more prompts would decide this figure."
-    yield "Try fewer epochs or a lower learning rate: Again with a change."
-    yield "Your provider can release the model for a time by a waiver of two people."
+        yield _Step("your provider", "Your provider can import a larger suite: more prompts would decide this figure.")
+    yield _Step("you", "Try fewer epochs or a lower learning rate: Again with a change.")
+    yield _Step("your provider", "Your provider can release the model for a time by a waiver of two people.")
 
 
 _EARLY = {
