@@ -140,7 +140,7 @@ def _magnitude(count: int) -> str:
     return f"{size:.0f}{unit}" if size >= 100 else f"{size:.1f}{unit}"
 
 
-def _job_name(job: JobOut) -> str:
+def job_name(job: JobOut) -> str:
     """Return a job's suffix and file name; the beginning of its id if it has neither."""
     return " · ".join(filter(None, (job.suffix, job.filename))) or short_id(job.id)
 
@@ -150,7 +150,7 @@ def short_id(job_id: str) -> str:
     return job_id.removeprefix("ftjob-")[:12]
 
 
-_TEMPLATES.filters |= {"job_name": _job_name, "short_id": short_id, "size": _size, "ago": _ago, "duration": _duration}
+_TEMPLATES.filters |= {"job_name": job_name, "short_id": short_id, "size": _size, "ago": _ago, "duration": _duration}
 
 
 _TEMPLATES.filters |= {"magnitude": _magnitude}

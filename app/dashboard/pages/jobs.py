@@ -11,15 +11,15 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.dashboard.one_job import OwnJobDep
-from app.dashboard.rendering import page
+from app.dashboard.rendering import job_name, page, short_id
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db.tables import JobStatus
 from app.deps import AfterQuery, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, InvalidRequest
 from app.jobs import clone, service
 from app.jobs.clone import JobClone
+from app.jobs.reports.comparison import compare_measures, differences, plot_losses, read_losses
 from app.jobs.reports.gather import gather_reports, read
-from app.jobs.reports.verdict import differences
 from app.jobs.service import Submission, add_file_names
 
 router = APIRouter(include_in_schema=False)
@@ -89,9 +89,18 @@ async def compare_page(
                 return _list(request, viewer, session, problem=problem)
         with look() as session:
             gathered = gather_reports(session, viewer.project_id, list(dict.fromkeys(ids)))
+            losses = read_losses(session, [each.job.id for each in gathered])
         seen = [read(storage, each) for each in gathered]
-        differing = differences([each.job for each in seen])
-        return page(request, "compare", viewer, jobs=[(each.job, each.view()) for each in seen], differing=differing)
+        names = {each.job.id: f"{job_name(each.job)} ({short_id(each.job.id)})" for each in seen}
+        return page(
+            request,
+            "compare",
+            viewer,
+            jobs=[(each.job, each.view()) for each in seen],
+            differing=differences([each.job for each in seen]),
+            measures=list(compare_measures([(each.job, each.report) for each in seen])),
+            losses=plot_losses(names, losses),
+        )
 
     return await viewer.lanes.reads.project_share(viewer.project_id).run(compare_jobs)
 

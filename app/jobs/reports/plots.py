@@ -7,7 +7,7 @@ coordinate system of their own, 1000 units wide, which is stretched to the avail
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,6 +54,26 @@ class Curve:
     y_ticks: Sequence[Tick]
     x_ticks: Sequence[Tick]
     bounds: Sequence[Bound] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One of several values in a plot; `look` is the CSS class with its color and dashes."""
+
+    name: str
+    look: str
+    points: str  # a polyline in the stretched coordinates; empty: nothing was recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """Several lines on the same axes, and in `words` what they show."""
+
+    height: int
+    lines: Sequence[Line]
+    y_ticks: Sequence[Tick]
+    x_ticks: Sequence[Tick]
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +138,7 @@ def curve(
     low, high = y_ticks[0], y_ticks[-1]
 
     def y(value: float) -> float:
-        return round(height * (1 - (value - low) / (high - low)), 1)
-
-    def line(through: Points) -> str:
-        # Every n-th point: the file stays small however long the training was.
-        every = math.ceil(len(through) / _POINTS) or 1
-        return " ".join(f"{_step_fraction(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
+        return _pixels_from_top(value, height, low, high)
 
     smooth = list(smooth_points(points)) if is_smoothed else []
     last_step, last_value = (smooth or points)[-1]
@@ -132,13 +147,50 @@ def curve(
         note,
         color,
         height,
-        line(points),
-        line(smooth),
+        _polyline(points, steps, y),
+        _polyline(smooth, steps, y),
         Tick(100 * _step_fraction(last_step, steps), str(y(last_value))),
         [Tick(y(value), _number(value, y_ticks)) for value in y_ticks],
         [Tick(100 * _step_fraction(value, steps), f"{value:g}") for value in _step_ticks(steps)],
         [Bound(y(value), value, label) for label, value in bounds],
     )
+
+
+def overlay(named: Sequence[tuple[str, Points]], height: int) -> Overlay | None:
+    """Plot smoothed values over the steps of all of them, in a field of `height` pixels; None if there are no values.
+
+    At most 500 points of each line are drawn.
+    """
+    smooth = [(name, list(smooth_points(points))) for name, points in named]
+    every = [point for _, points in smooth for point in points]
+    if not every:
+        return None
+    first, last = (int(choose(step for step, _ in every)) for choose in (min, max))
+    steps = range(first, max(last, first + 1) + 1)
+    values = [value for _, value in every]
+    y_ticks = round_ticks(min(0.0, *values), max(*values, 1e-9), 4)
+    low, high = y_ticks[0], y_ticks[-1]
+
+    def y(value: float) -> float:
+        return _pixels_from_top(value, height, low, high)
+
+    return Overlay(
+        height,
+        [
+            Line(name, f"line-{place}", _polyline(points, steps, y))
+            for place, (name, points) in enumerate(smooth, start=1)
+        ],
+        [Tick(y(value), _number(value, y_ticks)) for value in y_ticks],
+        [Tick(100 * _step_fraction(value, steps), f"{value:g}") for value in _step_ticks(steps)],
+        "; ".join(_line_words(name, points) for name, points in smooth),
+    )
+
+
+def _line_words(name: str, points: Points) -> str:
+    if not points:
+        return f"{name}: not recorded"
+    (first, before), (last, after) = points[0], points[-1]
+    return f"{name}: {before:.3g} at step {first:g}, {after:.3g} at step {last:g}"
 
 
 def strip(strengths: Points, steps: range, every: int) -> Strip:
@@ -182,6 +234,17 @@ def round_ticks(low: float, high: float, about: int) -> list[float]:
     # The quotient of decimals may be just below a whole number: 0.3 / 0.1 is 2.9999999999999996.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, max(last, first + 1) + 1)]
+
+
+def _pixels_from_top(value: float, height: int, low: float, high: float) -> float:
+    """Return the pixels from the top of a field that shows the values from `low` to `high`."""
+    return round(height * (1 - (value - low) / (high - low)), 1)
+
+
+def _polyline(through: Points, steps: range, y: Callable[[float], float]) -> str:
+    # Every n-th point: the file stays small however long the training was.
+    every = math.ceil(len(through) / _POINTS) or 1
+    return " ".join(f"{_step_fraction(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
 
 
 def _step_fraction(step: float, steps: range) -> float:

@@ -1,11 +1,11 @@
-"""Describe a job's outcome by its own counts, in one headline; never as "safe". Also how compared jobs differ.
+"""Describe a job's outcome by its own counts, in one headline; never as "safe".
 
 A job that the gate held back is explained by the decisive figure, and by next steps for its owner or the provider.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -327,31 +327,3 @@ def count_kind(results: Sequence[SuiteResult], kind: str) -> Count | None:
     found = [each for each in results if each.kind == kind]
     n = sum(each.n for each in found)
     return Count(sum(each.hits for each in found), n) if n else None
-
-
-def differences(jobs: Sequence[JobOut]) -> dict[str, list[str]]:
-    """Return the settings that differ between the jobs: for each name, one text per job in their order."""
-    facts = [dict(_compared_facts(job)) for job in jobs]
-    names = list(dict.fromkeys(name for each in facts for name in each))
-    rows = {name: [each.get(name, "-") for each in facts] for name in names}
-    return {name: texts for name, texts in rows.items() if len(set(texts)) > 1}
-
-
-def _compared_facts(job: JobOut) -> Iterator[tuple[str, str]]:
-    yield "File", job.filename or job.training_file
-    yield "Base model", job.model
-    for name, number in job.hyperparameters.items():
-        yield name.removeprefix("n_").replace("_", " ").capitalize(), str(number)
-    yield "Seed", str(job.seed)
-    yield from _compared_settings("Defense", job.safety["defense"].items())
-    yield from _compared_settings("Selection", job.safety["selection"].items())
-    yield from _compared_settings("LoRA", (job.lora or {}).items())
-    yield "Status", "held back" if is_held_back(job) else str(job.status)
-    yield "What stopped it", stopping_figure(job.safety.get("gate")) or "-"
-    yield "Tokens trained", "-" if job.trained_tokens is None else f"{job.trained_tokens:,}"
-
-
-def _compared_settings(group: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
-    for name, value in values:
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        yield f"{group} {name}".replace("_", " "), text

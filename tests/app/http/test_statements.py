@@ -196,7 +196,7 @@ def test_jobs_side_by_side_cost_no_more_than_one(service: Service, jobs: dict[st
                 answer = browser.get("/compare", params={"ids": [jobs[name] for name in names]})
             shown = [answer.text.index(f'"/jobs/{jobs[name]}"') for name in names]
             assert (answer.status_code, shown) == (200, sorted(shown))
-            assert len(statements) <= MOST, (names, statements)
+            assert len(statements) <= MOST + 1, (names, statements)  # the losses of all of them in one
 
 
 def test_the_page_of_a_file_costs_the_browser_and_the_row(service: Service, job_body: dict[str, Any]) -> None:
