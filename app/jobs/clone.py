@@ -19,7 +19,8 @@ from app.files import upload
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
-from app.jobs import erasure, service
+from app.jobs import erasure, named_rows, service
+from app.jobs.named_rows import NamedRows
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
@@ -50,7 +51,8 @@ class JobClone(Body):
     without_risky_rows: bool = Field(
         default=False,
         description="Train on a new file without the rows that the old job's report calls risky and that are not "
-        "refused in the file. The old file stays.",
+        "refused in the file; for a job that ended before it trained, without the rows that it names. The old file "
+        "stays.",
     )
 
     def digest(self, job_id: str) -> str:
@@ -61,11 +63,15 @@ class JobClone(Body):
 
 @dataclass(frozen=True, slots=True)
 class _Old:
-    """The request of the cloned job and, if rows are to be left out, its training file and the key of its report."""
+    """The request of the cloned job and, if rows are to be left out, its training file and where they are named.
+
+    That is its report, or for a job that ended before it trained, its events.
+    """
 
     body: Json
     file: File | None
     report_key: str | None
+    named: NamedRows | None = None
 
 
 def clone(
@@ -179,14 +185,19 @@ def _old(session: Session, project_id: str, job_id: str, ask: JobClone) -> _Old:
     job = service.get(session, project_id, job_id)
     if not ask.without_risky_rows:
         return _Old(job_request(job), None, None)
-    job, key = service.reported_job(session, project_id, job_id)
-    return _Old(job_request(job), files.get(session, project_id, job.training_file, "training_file"), key)
+    named = named_rows.find(session, job)
+    is_named = named is not None and named.is_whole
+    key = None if is_named else service.reported_job(session, project_id, job_id)[1]
+    file = files.get(session, project_id, job.training_file, "training_file")
+    return _Old(job_request(job), file, key, named if is_named else None)
 
 
 def _reduce_file(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> File | None:
-    if old.file is None or old.report_key is None:
+    if old.file is None:
         return None
-    lines = set(risky_lines(read_report(storage, old.report_key)))
+    if old.named is not None:
+        return upload.store_without_lines(storage, begin, old.file, set(old.named.lines), limits)
+    lines = set(risky_lines(read_report(storage, old.report_key))) if old.report_key else set()
     if not lines:
         raise InvalidState("The report of this job names no risky row to leave out.", code="no_risky_rows")
     return upload.store_without_lines(storage, begin, old.file, lines, limits)

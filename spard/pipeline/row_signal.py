@@ -116,7 +116,7 @@ def _verdicts(
 
 # The messages of a run about flagged rows and about rows that its judge has found harmful.
 
-_LINES = 100  # maximum lines in an event's data
+_LINES = 1_000  # maximum lines in an event's data
 _NAMED = 10  # maximum lines in a message
 
 
@@ -129,7 +129,8 @@ def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) 
         context.report.warning(f"{bad}.")
     if flagged or record.read:
         acted = [each.line for each in flagged if each.is_acted_on]
-        facts: dict[str, object] = {"action": record.action, "flagged": len(record.flagged), "lines": acted[:_LINES]}
+        facts: dict[str, object] = {"action": record.action, "flagged": len(record.flagged)}
+        facts |= {"lines": acted[:_LINES], "acted": len(acted)}
         if record.judge:
             facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
             facts |= {"doubtful": len(record.doubtful), "read": record.read}
@@ -169,7 +170,7 @@ def list_numbers(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
 
 def named_lines(lines: Sequence[int]) -> str:
     """Return the first lines, and where to find more: a run that ends before training has no report."""
-    where = f"; the job's events have up to {_LINES} in their data" if len(lines) > _NAMED else ""
+    where = f"; the job's events have up to {_LINES:,} in their data" if len(lines) > _NAMED else ""
     return list_numbers("line", lines) + where
 
 

@@ -86,7 +86,7 @@ def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: Ru
     assert record is not None
     assert (record.flagged, record.rows, record.dropped, record.defended) == (BAD, 20, 0, 0)
     (event,) = [message for message in messages if message["kind"] == "event" and message["level"] == "warn"]
-    assert event["data"] == {"action": "report", "flagged": 2, "lines": [3, 17]}
+    assert event["data"] == {"action": "report", "flagged": 2, "lines": [3, 17], "acted": 2}
     risky = select.kept_risks(context)
     assert risky is not None
     assert sorted(row.line for row in risky[:2]) == [3, 17]
@@ -127,7 +127,7 @@ def test_a_run_that_would_lose_too_many_rows_says_so(spec: RunSpec) -> None:
 def test_a_message_names_ten_lines_and_where_more_stand() -> None:
     assert named_lines([3, 17]) == "lines 3, 17"
     told = named_lines(range(1, 101))
-    assert told == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 90 more; the job's events have up to 100 in their data"
+    assert told == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 90 more; the job's events have up to 1,000 in their data"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from app.db.tables import DeletedModel, File, Job, JobEvent, JobMetric, JobStatu
 from app.db.tables.job_records import Adapter
 from app.files import service as files
 from app.jobs import events, rows, scheduling
+from app.jobs.named_rows import IS_ABOUT_ROWS, NamedRows
 from app.jobs.reports.service import read_report
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
@@ -39,9 +40,9 @@ _SHOWN = 100  # messages, the last ones
 
 
 class Line(NamedTuple):
-    """A message of the log, or one step's metrics as JSON; `number` orders lines of the same kind."""
+    """A message of the log, or one step's metrics or named rows as JSON; `number` orders lines of the same kind."""
 
-    kind: str  # message | restart | step
+    kind: str  # message | restart | rows | step
     number: int
     created_at: datetime | None  # of messages, as their level
     level: str | None
@@ -50,11 +51,12 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobLog:
-    """The last messages, newest first; the metrics of every step; the last step before each restart."""
+    """The last messages, newest first; the metrics of every step; the last step before each restart; named rows."""
 
     messages: Sequence[Line] = ()
     metrics: Sequence[StepMetrics] = ()
     restarts: Sequence[int] = ()
+    rows: NamedRows | None = None  # those that the row signal acted on, as last reported
 
 
 def _kind(name: str) -> ColumnElement[str]:
@@ -72,6 +74,7 @@ _LINES = union_all(
     select(_kind("restart"), JobEvent.seq, _NO_TIME, _NO_LEVEL, cast(_RESUMED, Text)).where(
         _OF_JOB, _RESUMED.is_not(None)
     ),
+    select(_kind("rows"), JobEvent.seq, _NO_TIME, _NO_LEVEL, cast(JobEvent.data, Text)).where(_OF_JOB, IS_ABOUT_ROWS),
     select(_kind("step"), JobMetric.step, _NO_TIME, _NO_LEVEL, cast(JobMetric.data, Text)).where(
         JobMetric.job_id == bindparam("job_id")
     ),
@@ -86,6 +89,7 @@ def read_log(reader: db.Reader, job_id: str) -> JobLog:
         [each for each in reversed(lines) if each.kind == "message"],
         [{"step": each.number, **json.loads(each.text)} for each in lines if each.kind == "step"],
         [int(each.text) for each in lines if each.kind == "restart"],
+        next((NamedRows.from_data(json.loads(each.text)) for each in reversed(lines) if each.kind == "rows"), None),
     )
 
 
