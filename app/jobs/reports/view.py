@@ -244,12 +244,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRow:
-    """One suite on one model, as a table row."""
+    """One suite as a table row, the base model beside this one; `base` is None if it was not asked."""
 
     suite: str
     kind: str
-    model: str
-    result: SuiteResult
+    base: SuiteResult | None
+    own: SuiteResult
+    look: str = ""  # of this model's figure: good within the gate's limit, doubt if the gate's reasons name the suite
+    is_tuned: bool = False  # True: both models after a further fine-tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,14 +367,29 @@ def _suites(report: SafetyReport) -> Iterator[SuiteRow]:
     tuned = report.after_tuning
     found = (report.base, tuned.base if tuned else (), tuned.adapter if tuned else ())
     base, base_later, later = ({each.suite: each for each in results} for results in found)
-    for result in report.adapter:
-        if result.suite in base:
-            yield SuiteRow(result.suite, result.kind, "base model", base[result.suite])
-        yield SuiteRow(result.suite, result.kind, "this model", result)
-        if result.suite in base_later:
-            yield SuiteRow(result.suite, result.kind, "base model, tuned further", base_later[result.suite])
-        if result.suite in later:
-            yield SuiteRow(result.suite, result.kind, "this model, tuned further", later[result.suite])
+    for own in report.adapter:
+        yield SuiteRow(own.suite, own.kind, base.get(own.suite), own, _suite_look(own, report))
+        if own.suite in later:
+            tuned_base = base_later.get(own.suite)
+            yield SuiteRow(own.suite, own.kind, tuned_base, later[own.suite], is_tuned=True)
+
+
+def _suite_look(own: SuiteResult, report: SafetyReport) -> str:
+    """Return the look of a figure that a limit bounds.
+
+    A share above the limit is never shown as a success, although the gate lets it pass if the base model's is as high.
+    """
+    limits = report.thresholds
+    if any(each.suite == own.suite for each in report.named_suites):
+        return "doubt"
+    if limits is None or own.kind not in (*ATTACKS, *HARMLESS) or not own.n:
+        return ""
+    most = {
+        "harmful": limits.max_asr,
+        "mined": limits.max_dressed_asr,
+        "benign": limits.max_over_refusal_rise,
+    }.get(own.kind, limits.max_dressed_refusal_rise)
+    return "good" if own.hits <= most * own.n else ""
 
 
 def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], restarts: Sequence[int]) -> Training | None:

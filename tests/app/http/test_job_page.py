@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from app import db
 from app.db.tables import Job
 from app.db.tables.job_records import Progress
 from app.jobs import events, lease
+from spard.config import GateThresholds
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_clone import RISKY
 from tests.app.http.test_dashboard import SignIn, rejected_job, sign_in, token  # noqa: F401 - fixtures
@@ -260,3 +262,32 @@ def test_again_without_the_risky_rows_is_one_click(
     new = browser.post(f"/jobs/{measured_job}/again", data={"form_token": token(page)})
     job = customer.get(f"{JOBS}/{new.url.path.removeprefix('/jobs/')}").json()
     assert customer.get(f"/v1/files/{job['training_file']}").json()["filename"] == "train-without-2.jsonl"
+
+
+def test_a_suite_is_one_row_and_no_success_above_its_limit(
+    sign_in: SignIn, service: Service, customer: TestClient, measured_job: str
+) -> None:
+    """Where the base model fails as often, the gate lets a suite pass; its figure is not in the color of success."""
+    plain = FIGURES["adapter"][0]
+    suites = {
+        "clean": ("harmful", 90, 1),
+        "both": ("mined", 36, 35),
+        "sums": ("utility", 1, 39),
+        "chat": ("benign", 1, 9),
+    }
+    base, own = (
+        [plain | {"suite": name, "kind": kind, "hits": hits[model]} for name, (kind, *hits) in suites.items()]
+        for model in (0, 1)
+    )
+    gate = {"decision": "pass", "reasons": []}
+    report = FIGURES | {"gate": gate, "thresholds": asdict(GateThresholds()), "base": base[1:], "adapter": own}
+    service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+    for page in both(sign_in, customer, measured_job):
+        rows_shown = re.findall(r"<tr><td>(\w+)</td><td>\w+</td>(.*?)</tr>", page.replace("&#160;", " "))
+        assert [name for name, _ in rows_shown] == list(suites)
+        cells = dict(rows_shown)
+        assert "not asked" in cells["clean"]
+        assert '<span class="figure good">1 of 40</span>' in cells["clean"]
+        for name, shown in (("both", "35 of 40"), ("sums", "39 of 40"), ("chat", "9 of 40")):
+            assert f"<span>{shown}</span>" in cells[name], name
+        assert "<span>36 of 40</span>" in cells["both"]
