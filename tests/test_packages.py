@@ -109,6 +109,8 @@ def test_each_wheel_holds_its_own_packages_and_all_of_its_data(wheels: dict[str,
     assert {f"spard_lab/{name}" for name in of_laboratory} <= set(wheel_names(wheels["spard_lab"]))
     of_service = set(wheel_names(wheels["spard_service"]))
     assert {
+        "app/help/error_codes.toml",
+        "app/help/terms.toml",
         "app/jobs/reports/templates/report.html.jinja",
         "app/jobs/reports/templates/spard.css",
         "migrations/script.py.mako",

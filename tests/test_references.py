@@ -19,5 +19,5 @@ def test_a_page_is_current(name: str) -> None:
 @pytest.mark.parametrize("place", ["requests", "jobs", "laboratory", "rows"])
 def test_each_error_code_has_a_cause_and_a_cure_and_is_used(place: str) -> None:
     words = error_codes_page.read_explanations()[place]
-    assert set(words) == error_codes_page.find_codes()[place], "cause and cure stand in tools/error_codes.toml"
+    assert set(words) == error_codes_page.find_codes()[place], "cause and cure stand in app/help/error_codes.toml"
     assert all(len(text) > 8 and text.endswith(".") for pair in words.values() for text in pair)

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are generated from the code: API, chat templates, error codes, settings.
+"""Writes the pages of docs/ that are generated from the code: API, chat templates, error codes, glossary, settings.
 
 python -m tools.references
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import api_page, chat_templates, error_codes_page, settings_page
+from tools import api_page, chat_templates, error_codes_page, glossary_page, settings_page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "api.md": api_page.page,
     "chat-templates.md": chat_templates.page,
     "error-codes.md": error_codes_page.page,
+    "glossary.md": glossary_page.page,
     "settings.md": settings_page.page,
 }
 
