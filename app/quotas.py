@@ -6,6 +6,7 @@ That transaction holds a lock on the project's row.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
@@ -247,6 +248,12 @@ def projects(session: Session) -> list[ProjectOut]:
     query = select(Project, Quota).outerjoin(Quota, Quota.project_id == Project.id)
     found = session.execute(query.order_by(Project.created_at, Project.id))
     return [_project_response(project, quota) for project, quota in found]
+
+
+def project_names(session: Session, project_ids: Collection[str]) -> dict[str, str]:
+    """Return the names of these projects by their ids; a project without a name is left out."""
+    query = select(Project.id, Project.name).where(Project.id.in_(set(project_ids)), Project.name != "")
+    return {each.id: each.name for each in session.execute(query)}
 
 
 def project(session: Session, project_id: str) -> ProjectOut:

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from app import audit_log
+from app import audit_log, quotas
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer, ViewerDep
 from app.db import Begin
@@ -51,11 +51,14 @@ class OneJob:
         """Render the job's page, with the error of a failed form, if any."""
         with self.look() as session:
             gathered = gather(session, self.viewer.project_id if self.is_own else None, self.job_id)
+            owner = gathered.job.organization_id
+            projects = {} if self.is_own else quotas.project_names(session, [owner])
         seen = read(self.storage, gathered)
         return self._render(
             "job_live" if "hx-request" in self.request.headers else "job",
             status=problem.status if problem else 200,
             job=seen.job,
+            projects=projects,
             is_over=seen.job.status in TERMINAL,
             report=seen.report,
             view=seen.view(),

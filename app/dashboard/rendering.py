@@ -15,11 +15,14 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import Request
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from app.dashboard.viewer import Viewer
 from app.errors import AppError, NotFound
+from app.help import anchor, link_code, link_first, link_term, plain_text, render_markdown, term_names
 from app.jobs.reports.gather import TEMPLATES, with_code
 from app.jobs.reports.plots import percent
 from app.jobs.reports.verdict import is_held_back, stopping_figure
@@ -90,10 +93,26 @@ def find_asset(name: str) -> Asset:
         raise NotFound("No such file.", code="unknown_url") from None
 
 
+@pass_context
+def term(context: Context, name: str, words: str = "") -> Markup:
+    """Return the words with a link to the meaning of a term, where the page shows it first; else without."""
+    linked: set[str] = context["linked_terms"]
+    if (mark := anchor(name)) in linked:
+        return escape(words or name)
+    linked.add(mark)
+    return link_term(name, words)
+
+
+@pass_context
+def with_terms(context: Context, text: str, *names: str, **words: str) -> Markup:
+    """Escape a text and link the terms that it has, where the page shows them first; `words` as in `term_names`."""
+    return link_first(text, term_names(*names, **words), lambda name, shown: term(context, name, shown))
+
+
 def page(request: Request, name: str, viewer: Viewer | None = None, *, status: int = 200, **shown: Any) -> HTMLResponse:
     """Render the template `name` with the variables `shown`; `is_part` tells it that htmx requests only a part."""
     text = _TEMPLATES.get_template(f"{name}.html.jinja").render(
-        viewer=viewer, path=request.url.path, is_part="hx-request" in request.headers, **shown
+        viewer=viewer, path=request.url.path, is_part="hx-request" in request.headers, linked_terms=set(), **shown
     )
     return HTMLResponse(text, status, headers=HEADERS)
 
@@ -162,4 +181,17 @@ _TEMPLATES.filters |= {"percent": percent, "count": "{:,}".format, "with_code": 
 _TEMPLATES.filters |= {"is_held_back": is_held_back, "stopping_figure": stopping_figure}
 
 
-_TEMPLATES.globals |= {"asset": asset_url}
+def _project_name(project_id: str, names: Mapping[str, str]) -> Markup:
+    """Return a project's name with its id as the title; the id alone if it has no name here."""
+    if name := names.get(project_id):
+        return Markup('<span title="{}">{}</span>').format(project_id, name)
+    return Markup("<code>{}</code>").format(project_id)
+
+
+_TEMPLATES.filters |= {"project_name": _project_name}
+
+
+_TEMPLATES.filters |= {"with_terms": with_terms, "plain_text": plain_text, "render_markdown": render_markdown}
+
+
+_TEMPLATES.globals |= {"asset": asset_url, "term": term, "code_link": link_code}

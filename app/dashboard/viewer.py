@@ -159,6 +159,16 @@ FormViewerDep = Annotated[Viewer, Depends(_form_viewer)]
 LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # without a check of scopes: anybody may sign out
 
 
+def _visitor(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer | None:
+    principal = signed_in_browser(request, engine, settings, caller)
+    if principal is None:
+        return None
+    return Viewer(principal, keys.form_token(request.cookies[keys.COOKIE]), request.app.state.lanes)
+
+
+VisitorDep = Annotated[Viewer | None, Depends(_visitor)]  # for pages that everybody may read
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A submitted form and the viewer who has sent it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.dashboard.pages import (
     chat,
     files,
+    help,
     jobs,
     new_job,
     provider,
@@ -19,6 +20,7 @@ ROUTERS = (
     new_job.router,
     jobs.router,
     files.router,
+    help.router,
     chat.router,
     provider.router,
     provider.one_job,

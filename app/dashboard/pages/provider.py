@@ -71,6 +71,7 @@ def jobs_page(
         "provider_jobs_rows" if "hx-request" in request.headers else "provider_jobs",
         viewer,
         jobs=found,
+        projects=quotas.project_names(session, [project, *(job.organization_id for job in found.data)]),
         search=search,
         wanted=wanted,
         project=project,
@@ -134,12 +135,14 @@ def _webhooks_page(
     after: str | None = None,
     error: AppError | None = None,
 ) -> Response:
+    endpoints = webhooks.all_endpoints(session)
     return page(
         request,
         "provider_webhooks",
         viewer,
         status=error.status if error else 200,
-        endpoints=webhooks.all_endpoints(session),
+        endpoints=endpoints,
+        projects=quotas.project_names(session, [each.project_id for each in endpoints]),
         deliveries=webhooks.all_deliveries(session, status or None, after, _AT_ONCE),
         states=_DELIVERY_STATES,
         wanted=status,

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
+from app import quotas
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
 from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
@@ -313,6 +314,7 @@ def _page(
         changes=form.changes(PolicyForm.from_policy(default)),
         presets=presets,
         trial=trial,
+        projects=quotas.project_names(session, [job.project_id for job in trial.data] if trial else []),
         faults=faults,
     )
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app import db, keys, waivers
+from app import db, keys, quotas, waivers
 from app.dashboard.rendering import HEADERS, page
 from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
 from app.db import Begin
@@ -110,13 +110,16 @@ def _waivers_page(
     asked: dict[str, str] | None = None,
     error: AppError | None = None,
 ) -> Response:
+    waiting = held_adapters(session, None, _MOST_PROPOSED, waiting=True).data if after is None else []
+    held = held_adapters(session, after, _AT_ONCE, waiting=False)
     return page(
         request,
         "provider_waivers",
         viewer,
         status=error.status if error else 200,
-        waiting=held_adapters(session, None, _MOST_PROPOSED, waiting=True).data if after is None else [],
-        held=held_adapters(session, after, _AT_ONCE, waiting=False),
+        waiting=waiting,
+        held=held,
+        projects=quotas.project_names(session, [each.project_id for each in (*waiting, *held.data)]),
         people={key.id: key.owner or key.name for key in keys.list_keys(session, None)},
         usual=(db.clock(session) + _USUAL_TERM).date().isoformat(),
         of=job_id,

@@ -23,6 +23,7 @@ from app import db
 from app.db.tables import DeletedModel, File, Job, JobEvent, JobMetric, JobStatus, LaterAudit
 from app.db.tables.job_records import Adapter
 from app.files import service as files
+from app.help import link_first, note_code, note_term, term_names
 from app.jobs import events, rows, scheduling
 from app.jobs.named_rows import IS_ABOUT_ROWS, NamedRows
 from app.jobs.reports.service import read_report
@@ -423,7 +424,13 @@ def with_code(text: str) -> Markup:
     return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
-_TEMPLATES.filters["with_code"] = with_code
+def with_terms(text: str, *names: str, **words: str) -> Markup:
+    """Escape a text and explain the terms that it has in titles, for the report has no pages to link to."""
+    return link_first(text, term_names(*names, **words), note_term)
+
+
+_TEMPLATES.filters |= {"with_code": with_code, "with_terms": with_terms}
+_TEMPLATES.globals |= {"term": note_term, "code_link": note_code}
 
 
 def report_page(seen: Seen) -> str:
