@@ -8,15 +8,20 @@ same text without them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, meta, nodes
+from jinja2 import Template, TemplateError, Undefined, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
+
+REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""Exceptions that a template raises itself, or that its operations on a value raise."""
 
 DATE = datetime(2024, 7, 26)
 DATE_TEXT = "26 Jul 2024"  # for templates that take it as an argument, in Llama 3's format
@@ -58,6 +63,28 @@ def arguments_read(source: str) -> frozenset[str]:
     Raises jinja's `TemplateError` for an invalid template.
     """
     return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+
+
+def names_missed(source: str, contexts: Iterable[Mapping[str, object]]) -> set[str]:
+    """Render a template in each of these contexts; return the names that it read and that nothing had set.
+
+    Unlike `arguments_read` this leaves out the template's own variables, and also what it reads in other conversations
+    alone. A context that the template rejects counts up to its error.
+    """
+    missed = set[str]()
+
+    class Missed(Undefined):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            # Jinja makes such an object when a name is read, and also for missing keys: these have an owner.
+            if self._undefined_obj is missing and self._undefined_name is not None:
+                missed.add(self._undefined_name)
+
+    template = _environment().overlay(undefined=Missed).from_string(source)
+    for context in contexts:
+        with suppress(*REFUSED):
+            template.render(context)
+    return missed
 
 
 def with_defaults(source: str, arguments: Mapping[str, object]) -> str | None:

@@ -17,17 +17,13 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from jinja2 import TemplateError
-
-from spard.data.chat_template import compile_template, sources, template_source, with_defaults
+from spard.data.chat_template import REFUSED as REFUSED
+from spard.data.chat_template import compile_template, names_missed, sources, template_source, with_defaults
 from spard.data.control_tokens import MARK, end_tokens
 from spard.data.rendering import Mode, Rendering
 from spard.data.rows import Message
 from spard.data.tools import CONVERSATION, PROBES
 from spard.errors import TemplateFault
-
-REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""Exceptions that a template raises itself, or that its operations on a value raise."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # field names that templates use for reasoning
 _THOUGHT = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
@@ -61,13 +57,32 @@ class Renderer:
     ) -> str:
         """Return a conversation as text, with the generation prompt if `generation`; raise one of `REFUSED`."""
         source = template_source(self.template, tools=bool(tools))
-        names: dict[str, object] = {**self.tokenizer.special_tokens_map, "documents": None}
-        return compile_template(source).render(
-            **names | self.rendering.mode_arguments(mode),
-            messages=[_as_read(message) for message in messages],
-            tools=list(tools) or None,
-            add_generation_prompt=generation,
-        )
+        return compile_template(source).render(self._context(messages, tools, generation, mode))
+
+    def _context(
+        self, messages: Sequence[Message], tools: Sequence[Message], generation: bool, mode: Mode | None
+    ) -> dict[str, object]:
+        """Return all names that a template gets."""
+        return {
+            **self.tokenizer.special_tokens_map,
+            "documents": None,
+            **self.rendering.mode_arguments(mode),
+            "messages": [_as_read(message) for message in messages],
+            "tools": list(tools) or None,
+            "add_generation_prompt": generation,
+        }
+
+    def unset_names(self, rows: Sequence[tuple[Sequence[Message], Sequence[Message]]]) -> set[str]:
+        """Return the names that the templates read in these conversations, each with its tools, and never get.
+
+        They keep the template's own defaults in all that is trained and measured; another server may set them.
+        """
+        contexts: dict[str, list[dict[str, object]]] = {}
+        for messages, tools in rows:
+            for asked, generation in ((messages, False), (messages[:-1], True)):
+                source = contexts.setdefault(template_source(self.template, tools=bool(tools)), [])
+                source += (self._context(asked, tools, generation, mode) for mode in self.rendering.modes)
+        return set[str]().union(*(names_missed(source, each) for source, each in contexts.items()))
 
     def split_reasoning(self, message: Message) -> Message:
         """Return an answer with the reasoning at the start of its text, in tags, moved to `reasoning_content`."""

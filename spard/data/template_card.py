@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spard.data.chat import unrendered_parts
-from spard.data.chat_template import sources
+from spard.data.chat_template import DATE_TEXT, sources
 from spard.data.renderer import REFUSED, Renderer, self_rendering
 from spard.data.rendering import Mode
 from spard.data.rows import Message
@@ -46,6 +46,12 @@ PROBES: dict[str, tuple[tuple[Message, ...], tuple[Message, ...]]] = {
     "text beside a call": ((_ASKS, _CALLS | {"content": "Let me add."}, _ANSWERS, _SAYS), (_TOOL,)),
 }
 
+# Beside these, for what templates do with reasoning beside earlier calls.
+_CONVERSATIONS = (
+    *PROBES.values(),
+    ((_ASKS, _CALLS | {"reasoning_content": "Add."}, _ANSWERS, _THINKS, _GOES_ON, _ENDS), (_TOOL,)),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -63,9 +69,12 @@ class TemplateCard:
 
     end         token that ends each learned answer; `is_closed` if it is appended by us
     stops       tokens at which engines stop
-    modes       thinking modes of the template; `default` is the mode without arguments
+    modes       arguments of each thinking mode of the template; `default` is the mode without arguments, and `asked`
+                that of requests which name none
     arguments   arguments of every rendering; `writes_date` if it uses the current date
     serving     arguments that other servers must pass, unless `renders_itself`: then the archive's template has them
+    options     names that the template reads and that are left at its own defaults; with the value that is the same as
+                the default if it is a switch, else None
     rewrites    True if earlier turns are rendered differently later, which makes each answer a sample of its own
     probes      example conversations as they are trained
     """
@@ -73,12 +82,14 @@ class TemplateCard:
     end: str
     is_closed: bool
     stops: tuple[str, ...]
-    modes: tuple[Mode, ...]
+    modes: Mapping[Mode, Mapping[str, object]]
     default: Mode
+    asked: Mode
     arguments: Mapping[str, object]
     writes_date: bool
     serving: Mapping[str, object]
     renders_itself: bool
+    options: Mapping[str, bool | None]
     rewrites: bool
     probes: tuple[Probe, ...]
 
@@ -96,10 +107,14 @@ class TemplateCard:
         if len(self.modes) > 1:
             yield f"thinking can be switched; it is {self.default} by default, and rows without reasoning train it off"
         if self.writes_date:
-            yield "the template writes today's date; rows, audits and the adapter's own template say 26 Jul 2024"
+            own = " and the adapter's own template" if self.renders_itself else ""
+            yield f"the template writes today's date; rows, audits{own} say {DATE_TEXT}"
         if self.serving:
             own = "the adapter's own template does so by itself" if self.renders_itself else "give them when you serve"
             yield f"rendered with {', '.join(f'{k}={v!r}' for k, v in self.serving.items())}: {own}"
+        if self.options:
+            left = "the template's own values of these stay, and a server that sets one renders what was not measured"
+            yield f"also read: {', '.join(self.options)}; {left}"
         turns = "a sample each, since the template rewrites earlier turns" if self.rewrites else "one sample"
         yield f"the answers of a conversation are {turns}"
         yield from (f"not trained: {each.name} ({each.refusal})" for each in self.probes if each.refusal)
@@ -118,15 +133,50 @@ def template_card(renderer: Renderer) -> TemplateCard:
         end=next(stop for stop in [*renderer.stop_texts, rendering.closing or ""] if answer.endswith(stop)),
         is_closed=rendering.closing is not None,
         stops=renderer.stop_texts,
-        modes=tuple(rendering.modes),
+        modes=dict(rendering.modes),
         default=rendering.default,
+        asked=rendering.asked,
         arguments=dict(rendering.arguments),
         writes_date=any("strftime_now" in source for source in sources(renderer.template).values()),
         serving=rendering.mode_arguments(),
         renders_itself=templates != sources(renderer.template),
+        options=left_at_default(renderer),
         rewrites=next(each.samples for each in probes if each.name == "several turns") > 1,
         probes=probes,
     )
+
+
+def left_at_default(renderer: Renderer) -> dict[str, bool | None]:
+    """Return the names that a template reads and that nothing here sets, as in `TemplateCard.options`."""
+    return {name: _switch(renderer, name) for name in sorted(renderer.unset_names(_CONVERSATIONS))}
+
+
+def _switch(renderer: Renderer, name: str) -> bool | None:
+    """Return the one of False and True that renders all conversations as the template's default does, or None."""
+    off, on, default = (_texts(renderer, given) for given in ({name: False}, {name: True}, {}))
+    # A list or a text is no switch: as False it is left out like the default, and as True it is refused.
+    if off == on or None in (*off, *on) or default not in (off, on):
+        return None
+    return default == on
+
+
+def _texts(renderer: Renderer, given: Mapping[str, object]) -> list[str | None]:
+    """Return the conversations that the template renders, with more arguments; None for one that it then refuses."""
+    found = list[str | None]()
+    trying = replace(
+        renderer, rendering=replace(renderer.rendering, arguments={**renderer.rendering.arguments, **given})
+    )
+    for messages, tools in _CONVERSATIONS:
+        for mode in renderer.rendering.modes:
+            try:
+                renderer.render(messages, tools, generation=False, mode=mode)
+            except REFUSED:
+                continue
+            try:
+                found.append(trying.render(messages, tools, generation=False, mode=mode))
+            except REFUSED:
+                found.append(None)
+    return found
 
 
 def _probe(renderer: Renderer, name: str, messages: Sequence[Message], tools: Sequence[Message]) -> Probe:
