@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 from spard import distributed
 from spard.config.quantization import plain_digest
 from spard.data.chat import get_renderer, render_prompt
+from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.digests import MANIFEST, Manifest, file_sha256, write_manifest
 from spard.errors import AdapterMismatch, AdapterNotProved, SpardError
@@ -83,12 +84,13 @@ def save_adapter(
     base.origin.copy_tokenizer(aside, get_renderer(base.tokenizer))
     decoding = tuple(penalties(read_object(base.origin.folder, DECODING))) if is_lora else ()
     rank = lora_rank(model)
-    held = (base.quantization, decoding, base.stored)
+    template = template_card(get_renderer(base.tokenizer))
+    held = (base.quantization, decoding, base.stored, template)
     card = model_card(Described(called, base.origin, base.digest, rank, facts, system, *held))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
-    own |= {"rendering": _rendering(base)}
+    own |= {"rendering": _rendering(base, template)}
     stated = base.origin.stated_license()
     own |= {"base_license": stated} if stated else {}
     prompt = {} if system is None else {"system_prompt": system}
@@ -98,10 +100,13 @@ def save_adapter(
     return manifest
 
 
-def _rendering(base: Base) -> dict[str, object]:
-    """Return the record of how the base model's chat template is rendered, with its digest, for the manifest."""
+def _rendering(base: Base, template: TemplateCard) -> dict[str, object]:
+    """Return the record of how the base model's chat template is rendered, with its digest, for the manifest.
+
+    The names that the template also reads are no part of the record, whose digest stored jobs and caches have.
+    """
     rendering = get_renderer(base.tokenizer).rendering
-    return {**rendering.as_json(), "digest": rendering.digest}
+    return {**rendering.as_json(), "digest": rendering.digest, "left_at_default": [*template.options]}
 
 
 def lora_rank(model: Any) -> int | None:
@@ -199,7 +204,10 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, object]:
     aside.mkdir(parents=True)
     save_full(merged, base.origin.name, aside, is_dequantized=base.stored is not None)
     base.origin.copy_tokenizer(aside, get_renderer(base.tokenizer))
-    described = Described(folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"))
+    template = template_card(get_renderer(base.tokenizer))
+    described = Described(
+        folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"), template=template
+    )
     (aside / "README.md").write_text(model_card(described), encoding="utf-8")
     origin = {"manifest_sha256": file_sha256(adapter / MANIFEST), "tensor_digest": facts.get("tensor_digest")}
     own = {name: value for name, value in facts.items() if name not in ("files", "tensor_digest", "proof")}

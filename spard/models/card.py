@@ -9,7 +9,9 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from spard.config import Quantization
+from spard.data.template_card import TemplateCard
 from spard.models.origin import Origin
+from spard.models.serving import how_to_serve
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM's --max-lora-rank accepts
 _MEANS = {
@@ -32,6 +34,7 @@ class Described:
     system    system prompt that the model must be served with, if any
     decoding  settings of the base model's generation_config.json that audits ignore
     stored    `fp8` or `mxfp4` if the base model's files have such weights
+    template  the behavior of its chat template; None if that is not known
 
     `quantization` is the quantization of the base model in training.
     """
@@ -45,6 +48,7 @@ class Described:
     quantization: Quantization = "none"
     decoding: Sequence[str] = ()
     stored: str | None = None
+    template: TemplateCard | None = None
 
 
 def model_card(of: Described) -> str:
@@ -55,7 +59,10 @@ def model_card(of: Described) -> str:
         pipeline_tag="text-generation",
         tags=["spard"] if of.rank is None else ["lora", "spard"],
     )
-    parts = [_opening(of), _gate_section(of.facts), _use(of), _SYSTEM.format(_indent(of.system)) if of.system else ""]
+    parts = [_opening(of), _gate_section(of.facts), _use(of)]
+    suites = [str(each["suite"]) for each in (of.facts.get("audit") or {}).get("adapter", ())]
+    parts += [how_to_serve(of.template, of.called, suites)] if of.template else []
+    parts += [_SYSTEM.format(_indent(of.system))] if of.system else []
     body = "\n\n".join(part for part in parts if part)
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 

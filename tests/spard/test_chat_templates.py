@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,10 @@ def test_the_page_has_the_table_of_the_installed_trl() -> None:
 
 
 def test_chat_templates_are_rendered_in_one_place() -> None:
-    """The clean process of the proof alone does it otherwise: as a stranger, who loads the archive."""
+    """The clean process of the proof alone does it otherwise: as a stranger, who loads the archive.
+
+    The model card tells such strangers what to call; its module has the call as a text.
+    """
     root = Path(chat_templates.__file__).parents[1]
     sources = [path for part in ("spard", "app", "worker") for path in (root / part).rglob("*.py")]
     calls = {
@@ -57,7 +61,9 @@ def test_chat_templates_are_rendered_in_one_place() -> None:
         for path in sources
         if re.search(r"apply_chat_template\(|from_string\(|jinja2.*Sandbox", path.read_text())
     }
-    assert calls == {"chat_template.py", "clean_load.py"}
+    assert calls == {"chat_template.py", "clean_load.py", "serving.py"}
+    tree = ast.parse((root / "spard" / "models" / "serving.py").read_text())
+    assert "apply_chat_template" not in {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
 
 
 words = st.text(alphabet="ab <>&\n/\\'\"{}é中|", min_size=1, max_size=12)
