@@ -141,16 +141,26 @@ def _try_base_model(
         last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     found = json.loads(done.stdout)
-    warn(_describe_model(found))
+    warn(_describe_model(found, is_default=target_modules is None))
     digest = str(found["digest"])
     return digest if digest.startswith("sha256:") else None, found.get("rates")
 
 
-def _describe_model(found: Mapping[str, Any]) -> str:
-    return (
-        f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
-        "template, end token, weights, a forward pass and an adapter's gradient passed their checks."
-        + "".join(f"\nChat template: {line}" for line in found["template"]["lines"])
+def _describe_model(found: Mapping[str, Any], *, is_default: bool) -> str:
+    from spard.data.template_card import PROBES_TITLE, Probe  # jinja is slow to import
+    from spard.models.targets import Reach
+
+    template = found["template"]
+    probes = [line for each in template["probes"] for line in Probe(**each).lines()]
+    return "\n".join(
+        [
+            f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
+            "template, end token, weights, a forward pass and an adapter's gradient passed their checks.",
+            Reach(**found["lora_reach"]).line(is_default=is_default),
+            *(f"Chat template: {line}" for line in template["lines"]),
+            f"{PROBES_TITLE[0].upper()}{PROBES_TITLE[1:]}:",
+            *(f"  {line}" for line in probes),
+        ]
     )
 
 

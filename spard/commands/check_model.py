@@ -14,9 +14,9 @@ from pathlib import Path
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone, hide_notes
+from spard.data.template_card import PROBES_TITLE
 from spard.errors import SpardError
 from spard.models.folder.check import notes
-from spard.models.targets import Reach
 from spard.training.trial import try_base
 
 
@@ -50,13 +50,10 @@ def execute(asked: Asked) -> int:
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
         "weights, a forward pass and an adapter's gradient passed their checks\n"
-        f"{lora_line(found.reach, is_default=targets is None)}\n"
+        f"{found.reach.line(is_default=targets is None)}\n"
     )
     sys.stdout.writelines(f"chat template: {line}\n" for line in found.card.lines())
     sys.stdout.writelines(f"note: {each}\n" for each in told)
+    sys.stdout.write(f"{PROBES_TITLE}:\n")
+    sys.stdout.writelines(f"  {line}\n" for each in found.card.probes for line in each.lines())
     return 0
-
-
-def lora_line(reach: Reach, *, is_default: bool) -> str:
-    """Return a line about the part of the model that an adapter changes."""
-    return f"{'LoRA default' if is_default else 'LoRA'}: {reach.sentence}"

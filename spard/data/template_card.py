@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,9 @@ from spard.data.samples import samples
 from spard.errors import TemplateFault
 
 _SHOWN = 600  # maximum characters of a shown rendering
+PROBES_TITLE = "conversations as they are trained, with what is learned in brackets"
+BETWEEN = "\n---\n"  # samples of a probe
+_WIDTH = 100  # characters of a line in a terminal
 _TOOL: Message = {
     "type": "function",
     "function": {
@@ -61,6 +65,13 @@ class Probe:
     samples: int
     text: str
     refusal: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """Yield its name, and each sample on a line of a terminal's width: its end, which has the last answer."""
+        yield f"{self.name}: not trained: {self.refusal}" if self.refusal else f"{self.name}:"
+        for sample in self.text.split(BETWEEN) if self.text else ():
+            line = json.dumps(sample, ensure_ascii=False)[1:-1].replace('\\"', '"')
+            yield f"  {line if len(line) <= _WIDTH else f'... {line[4 - _WIDTH :]}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +200,7 @@ def _probe(renderer: Renderer, name: str, messages: Sequence[Message], tools: Se
     except REFUSED as error:
         return Probe(name, 0, "", f"the template refuses it: {error}")
     texts = ["".join(f"[{part.text}]" if part.is_learned else part.text for part in sample) for sample in found]
-    return Probe(name, len(found), "\n---\n".join(_short(text) for text in texts))
+    return Probe(name, len(found), BETWEEN.join(_short(text) for text in texts))
 
 
 def _short(text: str) -> str:

@@ -131,6 +131,10 @@ class Reach:
         share = f"{self.share:.1%}".replace("%", " %")
         return f"{names}; reaches {self.layers} of {self.of_layers} layers, {share} of the parameters{experts}"
 
+    def line(self, *, is_default: bool) -> str:
+        """Return the sentence with its subject."""
+        return f"{'LoRA default' if is_default else 'LoRA'}: {self.sentence}"
+
 
 def default_targets(layout: Layout) -> tuple[str, ...]:
     """Return the default target modules; empty if no layer has anything like attention."""

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM, LlamaModel
 
 from spard.commands import check_model
+from spard.data.template_card import PROBES, PROBES_TITLE
 from tests.architectures import make_model, write_architecture
 
 
@@ -92,6 +93,11 @@ def test_a_model_that_works_passes(model: Path, capsys: pytest.CaptureFixture[st
     assert adapter.startswith("LoRA default: q_proj, k_proj, v_proj, o_proj; reaches 2 of 2 layers, ")
     assert template[:2] == ["chat template: each answer ends with <|end|>", "chat template: engines stop at <|end|>"]
     assert "chat template: not trained: a speaker's name (the template leaves out /messages/0/name)" in template
+    probes = template[template.index(f"{PROBES_TITLE}:") + 1 :]
+    assert probes[0] == "  one turn:"
+    assert "[It is four.<|end|>]" in probes[1]
+    assert [line.strip().partition(":")[0] for line in probes if not line.startswith("    ")] == list(PROBES)
+    assert max(map(len, probes)) <= 110
 
 
 def test_how_fast_a_model_is_is_told_for_estimates(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

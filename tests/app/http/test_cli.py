@@ -317,6 +317,8 @@ def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, provide
     assert code == 0, printed
     assert "Trying the model" in printed
     assert "a forward pass" in printed
+    assert re.search(r"^LoRA default: q_proj, k_proj, v_proj, o_proj; reaches 2 of 2 layers, [\d.]+ %", printed, re.M)
+    assert re.search(r"^  one turn:\n    .*\[It is four\.<\|end\|>\]", printed, re.M)
     (model / "tokenizer.json").unlink()
     code, printed = run("models", "add", "bad name!", "gone/away")
     assert (code, "The name of a model has letters" in printed, "Tried" in printed) == (1, True, False)

@@ -25,7 +25,7 @@ from app.jobs.lease import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_report import EVIL, GATE, REPORT, Tags
 from tests.app.http.test_results import MODEL, publish
-from tests.spard.parts import byte_tokenizer
+from tests.spard.parts import byte_tokenizer, write_model
 
 UNASKED = "a row that nobody asked for"
 HTML = {"accept": "text/html,application/xhtml+xml"}
@@ -218,6 +218,15 @@ def test_the_provider_s_page_is_the_provider_s(sign_in: SignIn, provider_with_mo
     page = sign_in("org-provider", "admin", "customer").get("/provider/models")
     assert page.status_code == 200
     assert "lab/tiny-1" in page.text
+
+
+def test_the_provider_sees_what_adapters_of_a_model_reach(
+    sign_in: SignIn, provider_with_model: TestClient, tmp_path: Path
+) -> None:
+    model = {"alias": "tiny", "source": str(write_model(tmp_path / "tiny"))}
+    assert provider_with_model.post("/v1/admin/models", json=model).status_code == 200
+    page = sign_in("org-provider", "admin", "customer").get("/provider/models").text
+    assert re.search(r"<td>2 of 2 layers, [\d.]+ % of the parameters</td>", page)
 
 
 def test_no_text_of_others_becomes_part_of_a_page(sign_in: SignIn, service: Service, rejected_job: str) -> None:
