@@ -1,4 +1,4 @@
-"""A model's bill of materials in CycloneDX 1.6: its components and measurements, from its manifest alone."""
+"""A model's bill of materials in CycloneDX 1.7: its components and measurements, from its manifest alone."""
 
 from __future__ import annotations
 
