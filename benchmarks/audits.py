@@ -96,7 +96,7 @@ def _measure(
 def _arms(base: Base, tokens: int, batches: Sequence[int]) -> dict[str, Arm]:
     clock = time.perf_counter if base.device.type == "cuda" else time.process_time
 
-    def timed(answer: Callable[[list[str]], list[str]]) -> Arm:
+    def make_arm(answer: Callable[[list[str]], list[str]]) -> Arm:
         def arm(prompts: list[str]) -> tuple[list[str], float]:
             begun = clock()
             texts = answer(prompts)
@@ -104,11 +104,11 @@ def _arms(base: Base, tokens: int, batches: Sequence[int]) -> dict[str, Arm]:
 
         return arm
 
-    arms = {"ours": timed(lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM))}
+    arms = {"ours": make_arm(lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM))}
     for size in batches:
-        arms[f"batches of {size}"] = timed(partial(_by_transformers, base, tokens=tokens, batch=size))
+        arms[f"batches of {size}"] = make_arm(partial(_by_transformers, base, tokens=tokens, batch=size))
     if base.device.type == "cuda":
-        arms["cuDNN's attention"] = timed(lambda prompts: _by_cudnn(base, prompts, tokens))
+        arms["cuDNN's attention"] = make_arm(lambda prompts: _by_cudnn(base, prompts, tokens))
     return arms
 
 
