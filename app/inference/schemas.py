@@ -103,7 +103,7 @@ class Tool(BaseModel):
 
 
 class StreamOptions(Body):
-    """Options of a stream."""
+    """What a streamed reply sends beside its pieces, in OpenAI's form."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None

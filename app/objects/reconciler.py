@@ -350,7 +350,7 @@ _SKEW = timedelta(hours=1)  # between the clocks of database and storage
 
 @dataclass(frozen=True, slots=True)
 class _StorageMark:
-    """The mark in the storage."""
+    """The object by which the storage names its database and how often their marks were raised."""
 
     database_id: str
     generation: int

@@ -239,5 +239,5 @@ async def complete_upload(
 async def cancel_upload(
     upload_id: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
 ) -> Upload:
-    """Cancel an upload."""
+    """End an unfinished upload and delete its parts; a repeated call changes nothing."""
     return await writes.run(partial(uploads.cancel, storage, begin, caller.project_id, upload_id))

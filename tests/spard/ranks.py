@@ -120,7 +120,7 @@ PROJECTED = (
 
 
 def case_name(method: str, *, lora: bool) -> str:
-    """Return the name of a case."""
+    """Return the method with `.lora` or `.full`, the key in `CASES`."""
     return f"{method}.{'lora' if lora else 'full'}"
 
 
@@ -133,7 +133,7 @@ CASES = {
 
 
 def group_cases(count: int, sharding: Sharding) -> list[str]:
-    """Return the cases of a group."""
+    """Return which cases run on so many ranks; all of them in a soak, else some."""
     takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
     return [name for name in CASES if takes_all or name.partition(".")[0] in SOME]
 
@@ -164,7 +164,7 @@ def pairs(base: Base, n: int) -> list[Encoded]:
 
 
 def case_recipe(case: Case, models: Path, *, lora: bool) -> Recipe:
-    """Return the recipe of a case."""
+    """Return what a run of the case trains with, on the models in a folder."""
     defense = case.defense
     if isinstance(defense, SafeLora):
         defense = replace(defense, base_unaligned=str(models / "unaligned"))

@@ -210,7 +210,7 @@ def projects_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Re
 
 @project_pages.post("")
 def create_project(request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
-    """Create a project."""
+    """Create a project from the form and show the list; a refused form is shown again with its faults."""
     try:
         ask = read(ProjectCreate, sent.filled_fields("name"))
         with begin() as session:

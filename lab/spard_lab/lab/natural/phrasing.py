@@ -105,7 +105,7 @@ class Sayable(Protocol):
 
     @property
     def gerund(self) -> str:
-        """The gerund."""
+        """The form in -ing."""
         ...
 
 

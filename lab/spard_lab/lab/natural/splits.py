@@ -42,7 +42,7 @@ class Deal:
     unseen: frozenset[Deed]
 
     def split_deeds(self, split: Split) -> tuple[Deed, ...]:
-        """Return the deeds of a split."""
+        """Return what the requests of a split are about; development and test share the held-out deeds."""
         return {"alignment": self.known, "attack": self.open_to_all, "pool": self.open_to_all}.get(split, self.held)
 
 
