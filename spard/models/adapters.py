@@ -136,7 +136,32 @@ def save_full(
     config = json.loads((folder / "config.json").read_text())
     # transformers writes the local path here, which must not leave this machine.
     config["_name_or_path"] = base_source
+    config = older_rotary_keys(config) | config
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+_COMPARED = ("default", "linear", "llama3")  # types of rotary embeddings
+
+
+def older_rotary_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of a saved configuration under the keys that transformers 4 and mlx-lm read.
+
+    transformers 5 writes `rope_parameters` alone, which these ignore without a word, so that the model's answers are
+    others. Empty for configurations whose older form was not compared with the newer one: with a partial rotary factor,
+    with a scaling that is not in `_COMPARED`, and with settings for each type of layer, except Gemma 3's.
+    """
+    rotary = config.get("rope_parameters")
+    if not isinstance(rotary, dict):
+        return {}
+    found = {}
+    if config.get("model_type") == "gemma3_text" and {"full_attention", "sliding_attention"} <= rotary.keys():
+        found["rope_local_base_freq"] = rotary["sliding_attention"]["rope_theta"]
+        rotary = rotary["full_attention"]
+    kind = rotary.get("rope_type", "default")
+    if "rope_theta" not in rotary or "partial_rotary_factor" in rotary or kind not in _COMPARED:
+        return {}
+    scaling = {name: value for name, value in rotary.items() if name != "rope_theta"}
+    return found | {"rope_theta": rotary["rope_theta"], "rope_scaling": None if kind == "default" else scaling}
 
 
 def _audited_decoding(config: GenerationConfig) -> GenerationConfig:

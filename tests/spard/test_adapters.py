@@ -6,18 +6,19 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig
 
 from spard.config import Lora, NoDefense, Recipe, resolve
 from spard.data.chat import render_prompt
 from spard.digests import file_sha256
-from spard.models.adapters import save_adapter, tensor_digest
+from spard.models.adapters import older_rotary_keys, save_adapter, save_full, tensor_digest
 from spard.models.base import Base
 from spard.release.archive import archive
 from spard.training.train import train
@@ -200,3 +201,61 @@ def test_the_model_card_has_the_audit_s_table(base: Base, tmp_path: Path) -> Non
     assert "| red | attacks that succeed | refusal | 2 of 100 (2.0%) | 0 of 100 (0.0%) | 0.0% to 3.6% |" in card.text
     assert "| benign, behind random words | harmless requests refused, asked otherwise than plainly |" in card.text
     assert "mined 1: beginning with 'a\\|b &lt;b>' |" in card.text
+
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+GEMMA_3 = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rotary", "older"),
+    [
+        (LlamaConfig, {"rope_type": "default", "rope_theta": 1e5}, {"rope_theta": 1e5, "rope_scaling": None}),
+        (
+            LlamaConfig,
+            LLAMA_3,
+            {"rope_theta": 5e5, "rope_scaling": {name: LLAMA_3[name] for name in LLAMA_3 if name != "rope_theta"}},
+        ),
+        (
+            Gemma3TextConfig,
+            GEMMA_3,
+            {
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+        ),
+    ],
+)
+def test_a_whole_model_has_its_rotary_settings_for_older_readers_too(
+    tmp_path: Path, kind: Any, rotary: dict[str, Any], older: dict[str, Any]
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = kind(**sizes, num_key_value_heads=4, head_dim=16, vocab_size=64, rope_parameters=rotary)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config).eval()
+    save_full(model, "base", tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {name: saved[name] for name in older} == older
+    again = auto.from_pretrained(tmp_path).eval()
+    assert again.config.rope_parameters == model.config.rope_parameters
+    ids = torch.arange(60)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "rotary", [None, {"rope_type": "yarn", "rope_theta": 1e4}, {"rope_theta": 1e4, "partial_rotary_factor": 0.5}]
+)
+def test_rotary_settings_that_were_not_compared_are_left_as_they_are(rotary: dict[str, Any] | None) -> None:
+    assert older_rotary_keys({"model_type": "llama", "rope_parameters": rotary}) == {}
