@@ -21,6 +21,7 @@ from spard.evaluation.judges.base import Verdict
 from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.statistics import rate
 from spard.pipeline.context import OutputsInMemory
+from spard.pipeline.messages import Reporter
 from spard.pipeline.row_judging import may_read_harmless
 
 KIND: list[SuiteKind] = ["benign", "dressed_benign"]
@@ -108,7 +109,7 @@ def test_an_adapter_that_is_shown_to_do_harm_where_none_is_asked_for_fails(
 
 
 def test_the_judge_is_asked_everyday_exchanges_once_a_run() -> None:
-    context: Any = SimpleNamespace(outputs=OutputsInMemory())
+    context: Any = SimpleNamespace(outputs=OutputsInMemory(), report=Reporter(lambda message: None))
     judge = Counting()
 
     assert may_read_harmless(context, judge)
@@ -118,7 +119,7 @@ def test_the_judge_is_asked_everyday_exchanges_once_a_run() -> None:
 
 @pytest.mark.parametrize(("written", "may"), [(2, True), (3, False), ({"hits": 0, "n": 0}, False)])
 def test_what_a_run_has_written_of_its_judge_is_read_again(written: object, may: bool) -> None:
-    context: Any = SimpleNamespace(outputs=OutputsInMemory())
+    context: Any = SimpleNamespace(outputs=OutputsInMemory(), report=Reporter(lambda message: None))
     context.outputs.write("everyday_exchanges", written)  # a number is of a run that an earlier version began
 
     assert may_read_harmless(context, Counting()) == may

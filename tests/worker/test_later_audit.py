@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def released_job(light_shop: Shop, finished_job: tuple[Folder, Heard], tmp_path:
 @pytest.fixture
 def requested_audit(light_shop: Shop, released_job: str, monkeypatch: pytest.MonkeyPatch) -> LaterAudit:
     """The audit, with answers of few tokens: the model says nothing that is worth more."""
-    monkeypatch.setattr(later_audits, "Audit", partial(Audit, max_new_tokens=4))
+    monkeypatch.setattr(later_audits, "AUDITS", {"full": Audit(max_new_tokens=4)})
     with transaction(light_shop.engine) as session:
         return later_audits.ask_by_name(session, light_shop.key.id, released_job, 0, light_shop.settings())
 
