@@ -41,6 +41,7 @@ ADDED_ANYWHERE = {
     *("memory_plan", "verdict", "weight", "embedder", "not_audited"),
 }
 ADDED = {
+    "/v1/admin/policies": {"audit"},
     "/v1/admin/models": {"digest", "lora_reach", "quantization", "target_modules", "tool_support"},
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
