@@ -103,7 +103,7 @@ def test_a_row_that_is_too_long_fails_before_anything_expensive(
 ) -> None:
     with pytest.raises(ExampleTooLong):
         work(job_folder(tmp_path / "job", model, recipe=replace(RECIPE, max_seq_length=20)))
-    assert message_pipe.messages == []
+    assert {each["kind"] for each in message_pipe.messages} <= {"activity"}  # reading and tokenizing, no stage
 
 
 def test_a_bad_validation_row_is_blamed_on_its_file(work: Work, tmp_path: Path, model: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def test_neither_takes_what_the_cache_has_of_the_other(jobs: dict[Quantization, 
 def test_a_later_audit_asks_the_base_model_in_nf4_too(
     jobs: dict[Quantization, Folder], light_shop: Shop, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(later_audits, "Audit", partial(Audit, max_new_tokens=4))
+    monkeypatch.setattr(later_audits, "AUDITS", {"full": Audit(max_new_tokens=4)})
     recipe: Any = to_mapping(NF4)
     job_id = publish(light_shop, jobs[OFFERED], tmp_path / "adapter.tar.gz", recipe=recipe)
     with transaction(light_shop.engine) as session:
