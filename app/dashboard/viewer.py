@@ -74,13 +74,21 @@ def check_origin(request: Request) -> None:
         raise Forbidden("Send this form from its own page, not from another site.", code="stale_form")
 
 
-def _signed_in_viewer(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
-    check_origin(request)
+def _visitor(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer | None:
     principal = signed_in_browser(request, engine, settings, caller)
     if principal is None:
+        return None
+    return Viewer(principal, keys.form_token(request.cookies[keys.COOKIE]), request.app.state.lanes)
+
+
+VisitorDep = Annotated[Viewer | None, Depends(_visitor)]  # for pages that everybody may read
+
+
+def _signed_in_viewer(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
+    check_origin(request)
+    viewer = _visitor(request, engine, settings, caller)
+    if viewer is None:
         raise SignInNeeded(_address(request))
-    cookie = request.cookies[keys.COOKIE]
-    viewer = Viewer(principal, keys.form_token(cookie), request.app.state.lanes)
     request.state.viewer = viewer  # so that error pages can show the navigation
     return viewer
 
@@ -157,16 +165,6 @@ async def _leaving_viewer(request: Request, viewer: SignedInDep) -> Viewer:
 FormViewerDep = Annotated[Viewer, Depends(_form_viewer)]
 
 LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # without a check of scopes: anybody may sign out
-
-
-def _visitor(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer | None:
-    principal = signed_in_browser(request, engine, settings, caller)
-    if principal is None:
-        return None
-    return Viewer(principal, keys.form_token(request.cookies[keys.COOKIE]), request.app.state.lanes)
-
-
-VisitorDep = Annotated[Viewer | None, Depends(_visitor)]  # for pages that everybody may read
 
 
 @dataclass(frozen=True, slots=True)
