@@ -13,12 +13,13 @@ read. The order is that of float64 greedy selection over the whole pool (Chen et
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from spard.models.budget import Tell
 from spard.selection.relevance import BLOCK, inverse_norms, product_dtype, quality
 from spard.selection.shards import Vectors
 
@@ -57,7 +58,7 @@ def greedy(
     k: int,
     beta: float = 4.0,
     among: Tensor | None = None,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Tell | None = None,
 ) -> Greedy:
     """Pick k rows by greedy MAP of L, given each pool row's relevance q before the power.
 

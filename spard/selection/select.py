@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spard.config import Selection
 from spard.config.extensions import SELECTIONS
+from spard.models.budget import Tell
 from spard.selection import dpp
 from spard.selection.relevance import blocks, inverse_norms, product_dtype, relevance
 from spard.selection.shards import Vectors, whole
@@ -43,7 +44,7 @@ def choose(
     seed: int,
     among: Sequence[int] | None = None,
     near: tuple[Tensor, Tensor] | None = None,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Tell | None = None,
 ) -> Chosen:
     """Select k pool rows for a task; exact copies only if the distinct rows run out.
 
@@ -93,7 +94,7 @@ def _of_part(
     seed: int,
     among: Sequence[int],
     near: tuple[Tensor, Tensor] | None,
-    tell: Callable[[int, int], None] | None,
+    tell: Tell | None,
 ) -> Chosen:
     """Select from some rows as if they were the whole pool; the returned indices refer to the whole pool."""
     index_N = torch.tensor(among, dtype=torch.int64)
@@ -109,7 +110,7 @@ def _pick(
     k: int,
     beta: float,
     order: Sequence[int] | None,
-    tell: Callable[[int, int], None] | None,
+    tell: Tell | None,
 ) -> Chosen:
     """Select k of the pool rows `rows`: by the DPP if `order` is None, else the first k in that order."""
     if order is None:
@@ -147,9 +148,7 @@ def _choose_few(
             return chosen
 
 
-def _diverse(
-    pool_ND: Vectors, rows: Sequence[int], k: int, tell: Callable[[int, int], None] | None = None
-) -> list[int]:
+def _diverse(pool_ND: Vectors, rows: Sequence[int], k: int, tell: Tell | None = None) -> list[int]:
     """Select k rows that differ from each other, independent of the customer's rows."""
     if k <= 0 or not rows:
         return []
