@@ -18,7 +18,7 @@ from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
 from app.errors import AppError, Forbidden, HasNone, InvalidState
 from app.jobs import clone, rows, service, transcripts
-from app.jobs.named_rows import is_ended_by_rows
+from app.jobs.blocking_rows import is_ended_by_rows
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, dropped_lines, read_report
 from app.storage import Storage
@@ -68,7 +68,7 @@ class OneJob:
             findings=gathered.findings,
             dropped=dropped_lines(seen.report) if seen.report else (),
             risky=len(clone.risky_lines(seen.report)) if seen.report else 0,
-            named=gathered.log.rows if is_ended_by_rows(seen.job.error) else None,
+            blocking=gathered.log.rows if is_ended_by_rows(seen.job.error) else None,
             problem=problem,
         )
 

@@ -36,7 +36,7 @@ class Term:
 
     @property
     def anchors(self) -> dict[str, str]:
-        """Each of its words, and the anchor of that word on the page."""
+        """The anchor on the page for each word of the name."""
         return {word: anchor(word) for word in self.name.split(", ")}
 
 
@@ -92,7 +92,10 @@ def plain_text(text: str) -> str:
 
 
 def render_markdown(text: str) -> Markup:
-    """Return a text of the tables as HTML; a link to a page of docs/ names it instead, for docs/ is not served here."""
+    """Return a text of the tables as HTML.
+
+    In place of a link to a page of docs/ it has the page's name, because the service does not serve docs/.
+    """
 
     def name_page(found: re.Match[str]) -> str:
         words, file = found[1], found[2]

@@ -29,8 +29,8 @@ class RowsData(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class NamedRows:
-    """Line numbers in ascending order; `total` is how many rows there are, more than are named if they are too many."""
+class BlockingRows:
+    """Line numbers in ascending order; `total` counts all such rows, of which the worker names the first 1,000."""
 
     lines: tuple[int, ...]
     total: int | None  # None: an earlier version did not count them
@@ -51,10 +51,10 @@ def is_ended_by_rows(error: JobError | None) -> bool:
     return error is not None and error["code"] in ENDED_BY_ROWS
 
 
-def find(session: Session, job: Job) -> NamedRows | None:
+def find(session: Session, job: Job) -> BlockingRows | None:
     """Return the rows that a job ended because of; None for a job that ended otherwise."""
     if not is_ended_by_rows(job.error):
         return None
     told = select(JobEvent.data).where(JobEvent.job_id == job.id, IS_ABOUT_ROWS).order_by(JobEvent.seq.desc())
     data = session.scalars(told.limit(1)).first()
-    return None if data is None else NamedRows.from_data(cast("RowsData", data))
+    return None if data is None else BlockingRows.from_data(cast("RowsData", data))

@@ -19,8 +19,8 @@ from app.files import upload
 from app.files.validation import Limits
 from app.http.schemas import Body
 from app.http.validation_errors import read
-from app.jobs import erasure, named_rows, service
-from app.jobs.named_rows import NamedRows
+from app.jobs import blocking_rows, erasure, service
+from app.jobs.blocking_rows import BlockingRows
 from app.jobs.reports.service import read_report
 from app.jobs.request import JobCreate
 from app.jobs.schemas import JobOut
@@ -71,7 +71,7 @@ class _Old:
     body: Json
     file: File | None
     report_key: str | None
-    named: NamedRows | None = None
+    blocking: BlockingRows | None = None
 
 
 def clone(
@@ -185,18 +185,19 @@ def _old(session: Session, project_id: str, job_id: str, ask: JobClone) -> _Old:
     job = service.get(session, project_id, job_id)
     if not ask.without_risky_rows:
         return _Old(job_request(job), None, None)
-    named = named_rows.find(session, job)
-    is_named = named is not None and named.is_whole
-    key = None if is_named else service.reported_job(session, project_id, job_id)[1]
+    blocking = blocking_rows.find(session, job)
+    if blocking is not None and not blocking.is_whole:
+        blocking = None
+    key = None if blocking else service.reported_job(session, project_id, job_id)[1]
     file = files.get(session, project_id, job.training_file, "training_file")
-    return _Old(job_request(job), file, key, named if is_named else None)
+    return _Old(job_request(job), file, key, blocking)
 
 
 def _reduce_file(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> File | None:
     if old.file is None:
         return None
-    if old.named is not None:
-        return upload.store_without_lines(storage, begin, old.file, set(old.named.lines), limits)
+    if old.blocking is not None:
+        return upload.store_without_lines(storage, begin, old.file, set(old.blocking.lines), limits)
     lines = set(risky_lines(read_report(storage, old.report_key))) if old.report_key else set()
     if not lines:
         raise InvalidState("The report of this job names no risky row to leave out.", code="no_risky_rows")

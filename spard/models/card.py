@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from spard.config import Quantization
 from spard.data.template_card import TemplateCard
 from spard.models.origin import Origin
-from spard.models.serving import how_to_serve
+from spard.models.serving_section import how_to_serve
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM's --max-lora-rank accepts
 _MEANS = {

@@ -61,8 +61,8 @@ def test_chat_templates_are_rendered_in_one_place() -> None:
         for path in sources
         if re.search(r"apply_chat_template\(|from_string\(|jinja2.*Sandbox", path.read_text())
     }
-    assert calls == {"chat_template.py", "clean_load.py", "serving.py"}
-    tree = ast.parse((root / "spard" / "models" / "serving.py").read_text())
+    assert calls == {"chat_template.py", "clean_load.py", "serving_section.py"}
+    tree = ast.parse((root / "spard" / "models" / "serving_section.py").read_text())
     assert "apply_chat_template" not in {each.attr for each in ast.walk(tree) if isinstance(each, ast.Attribute)}
 
 

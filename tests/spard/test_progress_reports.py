@@ -25,7 +25,7 @@ from spard.pipeline.stages import run_stages
 from tests.spard.test_run import write_rows, write_run
 
 PASS_TOKENS = 32  # less than a row has, so that every row is a pass and every reply a batch
-MOST = 15  # passes between two signs; a training step takes the most
+MOST = 15  # passes between two messages; a training step takes the most
 ROWS, TOKENS = 24, 20
 WORK = (
     "asking the base model safe prompts, for its own refusals",
@@ -64,10 +64,10 @@ class Heard:
 
 def longest_silence(heard: Sequence[Heard]) -> tuple[int, str, str]:
     """The most passes between two messages with words, and their words; progress alone does not say of what it is."""
-    signs = [each for each in heard if each.message["kind"] != "progress"]
+    told = [each for each in heard if each.message["kind"] != "progress"]
     return max(
         (after.passes - before.passes, describe(before.message), describe(after.message))
-        for before, after in pairwise(signs)
+        for before, after in pairwise(told)
     )
 
 
@@ -83,7 +83,7 @@ def write_shortly(model: Any, tokenizer: Any, prompts: Sequence[str], most: int,
 @pytest.fixture(scope="module")
 def messages(model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[Heard]:
     """All messages of one whole run."""
-    folder = tmp_path_factory.mktemp("signs")
+    folder = tmp_path_factory.mktemp("progress")
     spec = write_run(model_folder(), folder)
     rows = [{"prompt": f"Add {i} and 1.", "completion": f"It is {i + 1}."} for i in range(ROWS)]
     pool: list[dict[str, Any]] = [
@@ -129,12 +129,12 @@ def messages(model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPat
     return found
 
 
-def test_no_part_of_a_run_is_long_without_a_sign(messages: list[Heard]) -> None:
+def test_no_part_of_a_run_is_long_without_a_message(messages: list[Heard]) -> None:
     assert longest_silence(messages)[0] <= MOST, longest_silence(messages)
 
 
 @pytest.mark.parametrize("doing", WORK)
-def test_each_long_work_has_a_sign_of_its_own(messages: list[Heard], doing: str) -> None:
+def test_each_long_work_reports_its_progress(messages: list[Heard], doing: str) -> None:
     assert longest_silence(messages)[0] <= MOST
     others = [each for each in messages if not re.fullmatch(doing, each.message.get("doing", ""))]
     assert longest_silence(others)[0] > MOST

@@ -17,7 +17,7 @@ from spard.digests import file_sha256
 from spard.models.adapters import save_adapter, save_merged
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
-from spard.models.serving import how_to_serve
+from spard.models.serving_section import how_to_serve
 from tests.spard.parts import write_model
 from tools.chat_templates import make_tokenizer, trl_templates
 

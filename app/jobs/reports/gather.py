@@ -25,7 +25,7 @@ from app.db.tables.job_records import Adapter
 from app.files import service as files
 from app.help import link_first, note_code, note_term, term_names
 from app.jobs import events, rows, scheduling
-from app.jobs.named_rows import IS_ABOUT_ROWS, NamedRows
+from app.jobs.blocking_rows import IS_ABOUT_ROWS, BlockingRows
 from app.jobs.reports.service import read_report
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
@@ -57,7 +57,7 @@ class JobLog:
     messages: Sequence[Line] = ()
     metrics: Sequence[StepMetrics] = ()
     restarts: Sequence[int] = ()
-    rows: NamedRows | None = None  # those that the row signal acted on, as last reported
+    rows: BlockingRows | None = None  # those that the row signal acted on, as last reported
 
 
 def _kind(name: str) -> ColumnElement[str]:
@@ -90,7 +90,7 @@ def read_log(reader: db.Reader, job_id: str) -> JobLog:
         [each for each in reversed(lines) if each.kind == "message"],
         [{"step": each.number, **json.loads(each.text)} for each in lines if each.kind == "step"],
         [int(each.text) for each in lines if each.kind == "restart"],
-        next((NamedRows.from_data(json.loads(each.text)) for each in reversed(lines) if each.kind == "rows"), None),
+        next((BlockingRows.from_data(json.loads(each.text)) for each in reversed(lines) if each.kind == "rows"), None),
     )
 
 

@@ -143,7 +143,7 @@ def record_path(judge: str) -> Path:
 
 
 def model_records(folder: Path) -> dict[Path, JudgeRecord]:
-    """Read the records in a model's folder, by file; raise `InvalidRecipe` for a file that is none."""
+    """Read the records in a model's folder, by file; raise `InvalidRecipe` for a file that holds no record."""
     return {path: read_record(path) for path in sorted((folder / OF_MODEL).parent.glob(_ALL_OF_MODEL))}
 
 
