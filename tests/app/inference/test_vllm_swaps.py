@@ -45,6 +45,30 @@ def test_what_a_load_swaps_for_good_is_found_before_anybody_is_answered(served_l
     assert not server.swapped
 
 
+def test_what_was_computed_with_swapped_weights_is_not_used_after_the_next_proof(
+    served_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = served_lab.client()
+    first, second = served_lab.release(73), served_lab.release(74)
+    with serve_by_stub(served_lab, tmp_path, monkeypatch) as server:  # it looks again at loads alone
+        right, wrong = text(client, first), text(client, second)
+        server.blocks.clear()  # so that the swapped adapter computes the prompt
+        server.swapped[server.names[0]] = server.names[1]
+        assert text(client, first) == wrong
+        text(client, served_lab.release(75))
+        assert text(client, first) == right
+    assert [ask["model"] for ask in server.asks if ask.get("stream")].count(server.loads[0][0]) == 3
+
+
+def test_projects_share_no_computed_prompts_and_probes_none(served_lab: Lab, server: Vllm) -> None:
+    for project in ("org-customer", "org-other", "org-customer"):
+        text(served_lab.client(project), "tiny")
+    salts = [ask["cache_salt"] for ask in server.asks if ask.get("stream")]
+    assert salts[0] == salts[2] != salts[1]
+    of_probes = [ask["cache_salt"] for ask in server.asks if not ask.get("stream")]
+    assert len({*of_probes, *salts}) == len(of_probes) + 2
+
+
 def test_a_base_model_that_a_load_moves_is_answered_no_more(served_lab: Lab, server: Vllm) -> None:
     client: Any = served_lab.client()
     first, second = served_lab.release(71), served_lab.release(72)
