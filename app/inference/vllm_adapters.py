@@ -84,8 +84,8 @@ async def _likely(client: AsyncOpenAI, name: str, row: list[int]) -> Likely:
 
     The server computes all of the prompt: keys and values from its cache would be those of earlier weights.
     """
-    body = {**PLAIN, "ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
-    body["cache_salt"] = secrets.token_hex(16)
+    own: dict[str, object] = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
+    body = {**PLAIN, **own, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
     answer = await client.completions.create(
         model=name, prompt=row, max_tokens=1, temperature=0, logprobs=KNOWN, extra_body=body
     )
