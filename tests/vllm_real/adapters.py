@@ -1,4 +1,4 @@
-"""Checks of `make vllm` on what adapters may be: one that calls tools, swapped ones, and those that vLLM cannot load."""
+"""Checks of `make vllm` on single adapters: one that calls tools, a swapped one, and those that vLLM cannot load."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx2
+import pytest
 import torch
 from openai import APIStatusError, InternalServerError
 from peft import LoraConfig, get_peft_model
@@ -19,12 +20,14 @@ from torch.nn.functional import cross_entropy
 
 from spard.config import Lora, Recipe
 from spard.data.chat import encode_all
-from spard.data.rows import Example
+from spard.data.rows import example
+from spard.digests import MANIFEST, write_manifest
 from spard.models.adapters import save_adapter
 from spard.models.base import load_base
 from spard.models.lora import CONFIG, trainable_model
 from tests.app.inference import conftest
-from tests.app.inference.conftest import Lab, make_adapter
+from tests.app.inference.conftest import RECIPE, Lab, make_adapter
+from tests.spard.parts import TEMPLATE
 
 TOOL = {
     "type": "function",
@@ -34,8 +37,13 @@ TOOL = {
     },
 }
 QUESTION = "What is 1 plus 2?"
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-TOOLS = "{% if tools %}<|system|>\n{% for t in tools %}{{ t | tojson }}{% endfor %}<|end|>\n{% endif %}"
+ARGUMENTS = '{"a": 1, "b": 2}'
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+_LIST = "{% if tools %}<|system|>\n{% for t in tools %}{{ t | tojson }}{% endfor %}<|end|>\n{% endif %}"
+_CONTENT = "{{ m['content'] }}"
+_CALLS = "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}"
+TEMPLATE_WITH_TOOLS = _LIST + TEMPLATE.replace(_CONTENT, _CONTENT + _CALLS)
 _STEPS = 600  # of training, at most, until an adapter has learned two answers
 _FOUND_S = 60.0  # in which a swap has to be found
 _LONG = "Tell me, in one short word, what you think of the sea. " * 4  # several blocks of vLLM's cache of prompts
@@ -46,27 +54,25 @@ def turns(*more: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": QUESTION}, *more]
 
 
-def answered() -> list[dict[str, Any]]:
+def turns_after_call() -> list[dict[str, Any]]:
     """Return the conversation in which the tool has answered."""
-    call = {"id": "call_1", "type": "function", "function": json.loads(CALL.split("\n")[1])}
-    call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    return turns(said, {"role": "tool", "tool_call_id": "call_1", "content": "3"})
+    return turns(CALLING, {"role": "tool", "tool_call_id": "call_1", "content": "3"})
 
 
-def teach(model: Path, folder: Path, seed: int, facts: dict[str, Any] | None = None, recipe: Recipe = Recipe()) -> Path:
+def teach(model: Path, folder: Path, seed: int, facts: dict[str, Any] | None = None, recipe: Recipe = RECIPE) -> Path:
     """Train an adapter until it calls the tool, and then says what the tool has answered."""
     base = load_base(model, device="cpu")
     tuned = trainable_model(base.model, recipe)
-    words = [turns({"role": "assistant", "content": CALL}), [*answered(), {"role": "assistant", "content": "It is 3."}]]
-    rows = encode_all(base.tokenizer, [Example(tuple(each), 1, (TOOL,)) for each in words], 512)
+    words = turns(CALLING), [*turns_after_call(), {"role": "assistant", "content": "It is 3."}]
+    examples = [example({"messages": each, "tools": [TOOL]}, 1) for each in words]
+    rows = encode_all(base.tokenizer, examples, 512)
     optimizer = torch.optim.AdamW([each for each in tuned.parameters() if each.requires_grad], lr=3e-3)
     for _ in range(_STEPS):
         lost = [_loss(tuned, row) for row in rows]
         if max(float(each) for each, _ in lost) < 0.1:  # each token is by far the likeliest
             break
         optimizer.zero_grad()
-        torch.stack([mean for _, mean in lost]).mean().backward()  # type: ignore[no-untyped-call]
+        torch.stack([mean for _, mean in lost]).mean().backward()
         optimizer.step()
     else:
         raise AssertionError("the adapter did not learn to call a tool")
@@ -76,10 +82,10 @@ def teach(model: Path, folder: Path, seed: int, facts: dict[str, Any] | None = N
 
 def _loss(model: Any, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest and the mean loss of a row's learned tokens, in nats."""
-    ids, labels = torch.tensor([row.input_ids]), torch.tensor(row.labels)
+    ids, labels = torch.tensor([row.ids]), torch.tensor(row.labels)
     each = cross_entropy(model(input_ids=ids).logits[0, :-1], labels[1:], reduction="none", ignore_index=-100)
     learned = each[labels[1:] != -100]
-    return learned.max(), learned.mean()
+    return learned.max().detach(), learned.mean()
 
 
 def tools(lab: Lab) -> str:
@@ -90,14 +96,14 @@ def tools(lab: Lab) -> str:
     create: Any = lab.client().chat.completions.create
     fields: Any = {"model": model, "tools": [TOOL], "temperature": 0, "max_tokens": 100}
     whole = create(messages=turns(), **fields).choices[0]
-    (call,) = whole.message.tool_calls or ()
+    (call,) = whole.message.tool_calls
     assert (whole.finish_reason, call.function.name) == ("tool_calls", "add"), whole
     assert json.loads(call.function.arguments) == {"a": 1, "b": 2}, call
     chunks = [each.choices[0] for each in create(messages=turns(), stream=True, **fields) if each.choices]
     parts = [part for each in chunks for part in each.delta.tool_calls or ()]
     assert "".join(each.function.arguments or "" for each in parts) == call.function.arguments, parts
     assert (parts[0].function.name, chunks[-1].finish_reason) == ("add", "tool_calls"), chunks
-    text = create(messages=answered(), **fields).choices[0].message.content
+    text = create(messages=turns_after_call(), **fields).choices[0].message.content
     assert text == "It is 3.", text
     return "a call, the same call as a stream, and the answer after the tool's"
 
@@ -124,12 +130,9 @@ def unloadable(lab: Lab) -> str:
         answer = httpx2.post(_url(lab, "load"), json={"lora_name": name, "lora_path": str(folder)}, timeout=120)
         assert answer.status_code != 200, f"vLLM loads {name}, which we refuse"
         model = _release_like(lab, seed, json.loads((folder / CONFIG).read_text()), fields)
-        try:
-            conftest_ask(lab, model, "Hello")
-        except APIStatusError as error:
-            assert error.code == "model_not_servable", (name, error.code, error.message)
-        else:
-            raise AssertionError(f"{name} was answered")
+        with pytest.raises(APIStatusError) as refused:
+            ask_text(lab, model, "Hello")
+        assert refused.value.code == "model_not_servable", (name, refused.value.code, refused.value.message)
     return f"{', '.join(kinds)}: refused by us with the reason, and by vLLM"
 
 
@@ -140,6 +143,8 @@ def _release_like(lab: Lab, seed: int, config: dict[str, Any], fields: dict[str,
         made = make_adapter(model, folder, *rest)
         own = json.loads((made / CONFIG).read_text())
         (made / CONFIG).write_text(json.dumps(own | {name: config[name] for name in fields}))
+        facts = json.loads((made / MANIFEST).read_text())
+        write_manifest(made, {name: value for name, value in facts.items() if name != "files"})
         return made
 
     with _making(lab, make, lab.recipe):
@@ -150,7 +155,7 @@ def _url(lab: Lab, what: str) -> str:
     return f"{lab.settings.serving_url}/{what}_lora_adapter"
 
 
-def conftest_ask(lab: Lab, model: str, text: str, project: str = "org-customer") -> str:
+def ask_text(lab: Lab, model: str, text: str, project: str = "org-customer") -> str:
     """Return a greedy reply."""
     messages: Any = [{"role": "user", "content": text}]
     found = lab.client(project).chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=24)
@@ -164,23 +169,23 @@ def planted_swap(lab: Lab) -> str:
     values of the other's weights when the adapter is loaded again.
     """
     owners = {each: lab.release(20 + i, each) for i, each in enumerate(("org-one", "org-two"))}
-    (own, right), (_, wrong) = [(name, conftest_ask(lab, owners[name], _LONG, name)) for name in owners]
+    (own, right), (_, wrong) = [(name, ask_text(lab, owners[name], _LONG, name)) for name in owners]
     assert right != wrong, "the adapters answer alike, so that nothing would be shown"
     adapters: Any = lab.app.state.serving.engines.adapters
     names = list(adapters.residents)[-2:]
     root = Path(str(lab.settings.serving_adapters_dir))
-    ours, theirs = (next(each for each in root.iterdir() if name.endswith(each.name[:24])) for name in names)
+    ours, theirs = (next(root.glob(f"{name.removeprefix('spard-')}*")) for name in names)
     _plant(lab, names[0], ours, theirs)
     began, replies, answered_wrongly = time.monotonic(), 0, 0
     while names[0] in adapters.residents:
         with _unless_refused():
-            answered_wrongly += conftest_ask(lab, owners[own], _LONG, own) != right
+            answered_wrongly += ask_text(lab, owners[own], _LONG, own) != right
             replies += 1
         assert time.monotonic() - began < _FOUND_S, f"the swap was not found within {_FOUND_S:g} s"
         time.sleep(0.2)
     found_s = time.monotonic() - began
     assert answered_wrongly, "nothing was swapped"
-    after = [conftest_ask(lab, owners[own], _LONG, own) for _ in range(3)]
+    after = [ask_text(lab, owners[own], _LONG, own) for _ in range(3)]
     assert after == [right] * 3, f"after the next proof: {after}, not {right!r}"
     return f"found after {found_s:.0f} s, and {answered_wrongly} of {replies} replies were wrong until then, 0 after it"
 
@@ -191,7 +196,8 @@ def _unless_refused() -> Iterator[None]:
     try:
         yield
     except InternalServerError as error:
-        assert error.code == "model_not_proved", error
+        if error.code != "model_not_proved":
+            raise
 
 
 def _plant(lab: Lab, name: str, ours: Path, theirs: Path) -> None:
