@@ -180,7 +180,9 @@ def planted_swap(lab: Lab) -> str:
     names = list(vllm.adapters.residents)[-2:]
     root = Path(str(lab.settings.serving_adapters_dir))
     ours, theirs = (next(root.glob(f"{name.removeprefix('spard-')}*")) for name in names)
+    before = _ask_server(lab, names[0])
     _plant(lab, names[0], ours, theirs)
+    assert _ask_server(lab, names[0]) != before, "nothing was swapped"
     began, replies, answered_wrongly = time.monotonic(), 0, 0
     while names[0] in vllm.adapters.residents:
         with _unless_refused():
@@ -189,10 +191,16 @@ def planted_swap(lab: Lab) -> str:
         assert time.monotonic() - began < _FOUND_S, f"the swap was not found within {_FOUND_S:g} s"
         time.sleep(0.2)
     found_s = time.monotonic() - began
-    assert answered_wrongly, "nothing was swapped"
     after = [ask_bytes(lab, owners["org-one"], _LONG, "org-one") == right for _ in range(3)]
     assert all(after), f"after the next proof {after.count(False)} of 3 replies were wrong"
     return f"found after {found_s:.0f} s, and {answered_wrongly} of {replies} replies were wrong until then, 0 after it"
+
+
+def _ask_server(lab: Lab, name: str) -> Any:
+    """Return what the server itself answers under a name, to a prompt that its cache does not keep."""
+    body = {"model": name, "prompt": "Hello", "max_tokens": 8, "temperature": 0, "logprobs": 1}
+    answer = httpx2.post(f"{lab.settings.serving_url}/completions", json=body, timeout=300).raise_for_status()
+    return answer.json()["choices"][0]["logprobs"]["tokens"]
 
 
 @contextmanager
