@@ -18,6 +18,8 @@ from app.inference import vllm_server
 from app.inference.vllm_server import Gate
 from tests.app.inference.conftest import Lab
 from tests.app.inference.vllm_stub import Vllm, serve_by_stub
+from tests.faults.storm import is_soak
+from tests.vllm_real.__main__ import traffic
 
 ASK: Any = {"messages": [{"role": "user", "content": "Hello there"}], "temperature": 0, "max_tokens": 12}
 WAIT_S = 60.0
@@ -123,6 +125,22 @@ def test_what_is_swapped_while_it_serves_is_found_and_what_is_being_written_ends
             reply.result(WAIT_S)
     assert ended.value.code == "model_not_proved"
     assert [text(client, each) for each in (first, second)] == right
+
+
+def test_no_tenant_gets_another_s_reply_while_many_adapters_are_loaded(
+    served_lab: Lab, server: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load would swap what is being written, and each twentieth swaps all other adapters for good."""
+    tenants, loads = (8, 200) if is_soak() else (3, 4)
+    load, swaps_after = server.load, 20 if is_soak() else tenants + 2
+
+    def load_and_swap(name: str, path: str) -> None:
+        server.fault = "swaps_in_flight" if (len(server.loads) + 1) % swaps_after else "swaps"
+        load(name, path)
+
+    monkeypatch.setattr(server, "load", load_and_swap)
+    assert f"{tenants} tenants, {loads} loads" in traffic(served_lab, tenants, loads)
+    assert len(server.loads) > swaps_after
 
 
 def test_a_load_that_finds_no_pause_is_refused_and_the_others_go_on(
