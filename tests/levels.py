@@ -91,7 +91,7 @@ SLOW = (
     "tests/worker/test_bfloat16.py",
     "tests/worker/test_celery.py",
     "tests/worker/test_checkpoints.py",
-    "tests/worker/test_desk.py",
+    "tests/worker/test_judge_proxy.py",
     "tests/worker/test_ending.py",
     "tests/worker/test_engine.py",
     "tests/worker/test_engine_long_prompts.py",

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from spard.data.batches import Batch, collate
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.losses.vectors import wide
 from spard.models.budget import Tell, in_passes
 from spard.models.forward import final_states, ignore_packing
@@ -73,7 +73,7 @@ def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
 
 @torch.no_grad()
 def evaluate(
-    model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None, tell: Tell | None = None
+    model: Any, rows: Sequence[EncodedSample], pad_id: int, batch_tokens: int | None = None, tell: Tell | None = None
 ) -> Evaluation:
     """Return the mean loss and accuracy over `rows`, with dropout off; the model's training mode is restored.
 

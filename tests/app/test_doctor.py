@@ -34,7 +34,7 @@ from spard.config import JudgeSpec
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.statistics import rate
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests.app.parts import SPEC
 from tests.place import Place
 from tests.spard.parts import write_model
@@ -366,8 +366,8 @@ def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "torch not installed" in machine.packages().text
     monkeypatch.setattr(machine, "version", {"spard": "1", "spard-service": "2"}.__getitem__)
     assert "one version" in machine.versions().cure
-    monkeypatch.setattr(walls, "find_walls", lambda: walls.Walls("none", ("Landlock",)))
-    assert "user namespaces" in machine.sandbox().cure
+    monkeypatch.setattr(sandbox, "find_sandbox", lambda: sandbox.Sandbox("none", ("Landlock",)))
+    assert "user namespaces" in machine.isolation().cure
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(machine, "_WAIT_S", 0.1)
         assert "--port" in machine.free_port(taken.getsockname()[1]).cure

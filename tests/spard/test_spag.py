@@ -15,7 +15,7 @@ from spard.errors import NonFiniteLoss
 from spard.losses.gradients import Gradient, Loss
 from spard.losses.vectors import size
 from spard.methods.base import utility_step_
-from spard.methods.constraint import Constraint, Gated, closed_form_, precondition_, reference_, trust_region_
+from spard.methods.constraint import Constraint, GatedOptimizer, closed_form_, precondition_, reference_, trust_region_
 from spard.methods.spag import SafetyHalf, make_constraint, safety_half
 from tests.spard.toy import make_step
 
@@ -30,7 +30,7 @@ trust_region_step, closed_form_step, reference_step, preconditioned_step = (
 
 
 def gated_step(*args: Any, **more: Any) -> dict[str, float]:
-    return spag(Gated(), *args, **more)
+    return spag(GatedOptimizer(), *args, **more)
 
 
 VARIANTS = [trust_region_step, closed_form_step, reference_step, preconditioned_step, gated_step]

@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import JudgeSpec
-from spard.isolation.walls import Walls
+from spard.isolation.sandbox import Sandbox
 from tests.worker.shop import wait_until
 from worker.judge_calls import llm_judges
 from worker.process import Child, environment
 from worker.protocol import Report, parse
 from worker.results import Discard, Keeper, delete_kept
-from worker.sandbox import Cell
+from worker.sandbox import ChildSandbox
 from worker.workdir import Folder, new_folder
 
 
@@ -38,7 +38,10 @@ def test_a_judge_s_key_stays_with_the_worker(monkeypatch: pytest.MonkeyPatch) ->
     members = (JudgeSpec(name="llm"), JudgeSpec(name="llm", api_key_env="OTHER_KEY"), JudgeSpec())
     settings = Settings(judge=JudgeSpec(name="consensus", members=members), judge_api_key=SecretStr("canary"))
     assert "canary" not in environment(settings).values()
-    assert [Cell.from_settings(settings).key_of(each) for each in llm_judges(settings.judge)] == ["canary", "canary"]
+    assert [ChildSandbox.from_settings(settings).key_of(each) for each in llm_judges(settings.judge)] == [
+        "canary",
+        "canary",
+    ]
 
 
 def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
@@ -49,7 +52,7 @@ def test_a_child_s_lines_keep_their_level() -> None:
     lines = ["INFO lab: begins", "WARNING lab: a row is short", "ERROR lab: it failed", "Traceback: a library's"]
     code = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
     with capture_logs() as logged:
-        child = Child([sys.executable, "-P", "-c", code], environment(Settings()), Cell(Walls("none")))
+        child = Child([sys.executable, "-P", "-c", code], environment(Settings()), ChildSandbox(Sandbox("none")))
         wait_until(lambda: len([entry for entry in logged if entry["event"] == "child"]) == len(lines))
         child.kill()
     levels = {entry["line"]: entry["log_level"] for entry in logged if entry["event"] == "child"}

@@ -37,7 +37,7 @@ from app.ops.children import environment
 from app.ops.readiness import MOST_SKEW_S
 from app.settings import Settings
 from app.storage import S3Storage, StorageError, open_storage
-from spard.isolation import walls
+from spard.isolation import sandbox
 
 _WORKER = ("torch", "transformers", "peft", "safetensors", "accelerate", "numpy")
 _WAIT_S = 2.0
@@ -51,7 +51,7 @@ def machine_checks(settings: Settings, port: int | None) -> Iterator[Finding]:
     yield packages()
     yield gpu(settings)
     yield free_port(port or own_port(settings))
-    yield sandbox()
+    yield isolation()
 
 
 def versions() -> Finding:
@@ -131,9 +131,9 @@ def _listening(port: int) -> Finding:
     return ok("port", f"a SPARD service listens on {port}")
 
 
-def sandbox() -> Finding:
+def isolation() -> Finding:
     """Check which sandbox this machine supports for jobs."""
-    found = walls.find_walls()
+    found = sandbox.find_sandbox()
     if found.kind == "none":
         cure = "run workers on Linux 5.13 or newer, and let the container make user namespaces"
         return problem("sandbox", f"Jobs run without isolation; missing: {'; '.join(found.missing)}.", cure)
