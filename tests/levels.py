@@ -112,6 +112,7 @@ SLOW = (
     "tests/worker/test_rank_processes.py",
     "tests/worker/test_read_ahead.py",
     "tests/worker/test_resume.py",
+    "tests/worker/test_sinks.py",  # in threads, where a skip is an error
 )
 
 # Beginnings of tests' ids that run in the soak alone, and why the others are enough for `make test`.

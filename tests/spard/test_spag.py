@@ -234,6 +234,6 @@ def test_variants_are_picked_by_name(variant: Variant) -> None:
     defense = Spard(variant=variant, delta=0.3, eta_safe=2.0, margin=0.1, check_every=1)
     correct_ = safety_half(defense).correct_
     kind = type(correct_).__name__ if variant == "gated" else correct_.__name__  # type: ignore[attr-defined]
-    name = {"precondition_": "preconditioned"}.get(kind, kind.lower().rstrip("_"))
+    name = {"precondition_": "preconditioned", "GatedOptimizer": "gated"}.get(kind, kind.rstrip("_"))
     assert make_constraint(defense, {"mean": 1.0}) == Constraint({"mean": 1.0}, 0.3, 2.0, 0.1)
     assert name == variant
