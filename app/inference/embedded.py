@@ -119,7 +119,7 @@ _LOOK_S = 1.0
 _PAUSE_S = 10.0  # a longer gap between two looks means that this process was suspended, not just busy
 _TRIES = 3  # to load an adapter that other requests evict at the same time
 _OWN_MB = 400  # memory of an engine beside its model's weights
-_BYTES_EACH = {"cpu": 4, "cuda": 2}  # of a weight in main memory; for a GPU it is read as bfloat16 and then moved
+_BYTES_EACH = {"float32": 4, "bfloat16": 2}  # of a weight in main memory; for a GPU it is read as bfloat16, then moved
 
 
 class EmbeddedEngines:
@@ -279,7 +279,8 @@ class EmbeddedEngines:
 
         Raises 429 `engine_busy` if the remaining engines are all in use.
         """
-        needed = (parameters * _BYTES_EACH[self._settings.serving_device] >> 20) + _OWN_MB
+        dtype = "bfloat16" if self._settings.serving_device == "cuda" else self._settings.cpu_dtype
+        needed = (parameters * _BYTES_EACH[dtype] >> 20) + _OWN_MB
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]
             if not idle:

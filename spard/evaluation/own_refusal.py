@@ -169,7 +169,7 @@ def _first_tokens(
 
     def first_token_batch(places: list[int]) -> Tensor:
         batch = collate([looked[place] for place in places], base.tokenizer.pad_token_id, base.device)
-        with mixed_precision(base.device):
+        with mixed_precision(base.model):
             head, states_SD, _ = labeled_states(base.model, batch)
             (logp_S,) = in_chunks(partial(_any_token_logprob, firsts, head), vocabulary(base.model), states_SD)
         return logp_S

@@ -147,9 +147,8 @@ def prompt_states(model: Any, rows: Sequence[EncodedSample], pad_id: int, tell: 
 
 def _states(model: Any, rows: Sequence[EncodedSample], pad_id: int) -> Tensor:
     """Return the state h of each prompt, `[B, D]`; causal attention ignores the padding on the right."""
-    device = next(model.parameters()).device
-    ids_BT = collate(rows, pad_id, device).ids_BT
-    with mixed_precision(device):
+    ids_BT = collate(rows, pad_id, next(model.parameters()).device).ids_BT
+    with mixed_precision(model):
         return _last(rows, final_states(model, ids_BT))
 
 

@@ -89,7 +89,7 @@ def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
 
     Long batches are computed in chunks, so that the logits of all tokens are never in memory at once.
     """
-    with mixed_precision(batch.ids_BT.device):
+    with mixed_precision(model):
         fixed_head, fixed_SD = reference.states(batch)
         head, hidden_SD, _ = labeled_states(model, batch)
         (kl_S,) = in_chunks(partial(_divergence, head, fixed_head), vocabulary(model), hidden_SD, fixed_SD)

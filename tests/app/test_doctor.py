@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import boto3
 import pytest
@@ -351,6 +351,32 @@ def test_a_client_s_faults_are_named(
         monkeypatch.setenv(variable, value)
     found = [each for each in client_side.checks() if each.state == "problem" and each.name == name]
     assert [cure in each.cure for each in found] == [True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "words"),
+    [
+        ("fpu avx512_bf16", "float32", "several times as fast in bfloat16"),
+        ("fpu avx512_bf16", "bfloat16", "train on the CPU"),
+        ("fpu sse2", "bfloat16", "no instructions for bfloat16"),
+        ("fpu sse2", "float32", "train on the CPU"),
+        (None, "bfloat16", "train on the CPU"),
+    ],
+)
+def test_a_dtype_that_the_cpu_is_slow_in_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: str | None,
+    dtype: Literal["float32", "bfloat16"],
+    words: str,
+) -> None:
+    if flags:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(gpus, "count", lambda: 0)
+    text = machine.gpu(Settings(cpu_dtype=dtype)).text
+    assert words in text
+    assert text.endswith("CPU") == (words == "train on the CPU")
 
 
 def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -15,6 +16,7 @@ from app.settings import Settings
 from app.storage import Storage
 from spard.config import JudgeSpec
 from spard.isolation.sandbox import Sandbox
+from spard.models.base import default_dtype
 from tests.worker.shop import wait_until
 from worker.judge_calls import llm_judges
 from worker.process import Child, environment
@@ -46,6 +48,17 @@ def test_a_judge_s_key_stays_with_the_worker(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
     assert environment(Settings(worker_threads=3))["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_child_reads_models_in_the_dtype_that_the_provider_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings())["SPARD_CPU_DTYPE"])
+    assert default_dtype(torch.device("cpu")) == torch.float32
+    monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings(cpu_dtype="bfloat16"))["SPARD_CPU_DTYPE"])
+    assert default_dtype(torch.device("cpu")) == torch.bfloat16
+    assert default_dtype(torch.device("cuda")) == torch.bfloat16
+    monkeypatch.setenv("SPARD_CPU_DTYPE", "half")
+    with pytest.raises(ValueError, match="must be one of float32, bfloat16"):
+        default_dtype(torch.device("cpu"))
 
 
 def test_a_child_s_lines_keep_their_level() -> None:
