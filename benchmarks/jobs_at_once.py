@@ -77,7 +77,7 @@ def main() -> None:
         count = asked.jobs * asked.count
         path = asked.rows or write_rows(Path(folder) / "rows.jsonl", count, asked.seed)
         model = asked.model or write_model(Path(folder) / "model", path, asked.size, asked.seed)
-        set_up = [_measure_set_up(model) for _ in range(asked.rounds)]
+        set_up = [_measure_start(model) for _ in range(asked.rounds)]
         base = load_base(str(model))
         rows = encode_all(base.tokenizer, read_examples(path)[:count], LONGEST)
     jobs = [rows[start :: asked.jobs] for start in range(asked.jobs)]
@@ -187,7 +187,7 @@ def _measure_replies(base: Base, prompts: Sequence[str], count: int) -> float:
     return time.process_time() - begun
 
 
-def _measure_set_up(model: Path) -> float:
+def _measure_start(model: Path) -> float:
     """Return the CPU seconds of a new process that imports the library and loads the model."""
     code = "import sys; from spard.models.base import load_base; import spard.training.train; load_base(sys.argv[1])"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -112,7 +112,6 @@ SLOW = (
     "tests/worker/test_rank_processes.py",
     "tests/worker/test_read_ahead.py",
     "tests/worker/test_resume.py",
-    "tests/worker/test_sinks.py",  # in threads, where a skip is an error
 )
 
 # Beginnings of tests' ids that run in the soak alone, and why the others are enough for `make test`.
@@ -178,6 +177,8 @@ _NOT_FAST = (
     "tests/legacy/",
     "tests/spard/test_chat_templates.py::test_drawn_conversations",
     "tests/test_contributing.py",
+    "tests/worker/test_node_wires.py",  # starts processes in threads, where a skip is an error
+    "tests/worker/test_sinks.py",  # likewise
 )
 _FIXTURES = frozenset(
     {
