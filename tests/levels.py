@@ -34,6 +34,7 @@ SLOW = (
     "tests/app/http/test_shutdown.py",
     "tests/app/http/test_writes_at_once.py",
     "tests/app/inference/test_base_model_changed.py",
+    "tests/app/inference/test_engine_in_bfloat16.py",
     "tests/app/inference/test_move_in.py",
     "tests/app/inference/test_quantized.py",
     "tests/app/inference/test_released.py",
