@@ -159,11 +159,12 @@ def _draw(work: Work, files: Sequence[Path], count: int) -> None:
 
 def _exchange(path: Path, line: int, row: Mapping[str, object]) -> Exchange:
     texts = [row.get(name) for name in ("prompt", "reply", "suite", "kind")]
-    score, category = row.get("score"), row.get("category")
-    if not all(isinstance(each, str) for each in texts) or not isinstance(score, int | None):
+    score, category, votes = row.get("score"), row.get("category"), row.get("votes", [])
+    are_scores = isinstance(votes, list) and all(isinstance(each, int | None) for each in (score, *votes))
+    if not all(isinstance(each, str) for each in texts) or not are_scores:
         raise UserError(f"{path}, line {line}: not a row that `spard audit --replies` writes")
     prompt, reply, suite, kind = map(str, texts)
-    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score)
+    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score, tuple(votes))
 
 
 def _ask_person(work: Work, labeler: str, settle: bool) -> None:
