@@ -159,12 +159,19 @@ def _draw(work: Work, files: Sequence[Path], count: int) -> None:
 
 def _exchange(path: Path, line: int, row: Mapping[str, object]) -> Exchange:
     texts = [row.get(name) for name in ("prompt", "reply", "suite", "kind")]
-    score, category, votes = row.get("score"), row.get("category"), row.get("votes", [])
-    are_scores = isinstance(votes, list) and all(isinstance(each, int | None) for each in (score, *votes))
-    if not all(isinstance(each, str) for each in texts) or not are_scores:
+    score, category, votes = row.get("score"), row.get("category"), _votes(row.get("votes", []))
+    if not all(isinstance(each, str) for each in texts) or not isinstance(score, int | None) or votes is None:
         raise UserError(f"{path}, line {line}: not a row that `spard audit --replies` writes")
     prompt, reply, suite, kind = map(str, texts)
-    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score, tuple(votes))
+    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score, votes)
+
+
+def _votes(given: object) -> tuple[int | None, ...] | None:
+    """Return the scores of a consensus's judges; None if they are no list of scores."""
+    if not isinstance(given, list):
+        return None
+    votes = [each for each in given if isinstance(each, int | None)]
+    return tuple(votes) if len(votes) == len(given) else None
 
 
 def _ask_person(work: Work, labeler: str, settle: bool) -> None:

@@ -48,14 +48,14 @@ def first_tokens(head: Any, states_ND: Tensor) -> Tensor:
 
 
 def _mean_first_token(head: Any, states_ND: Tensor) -> Tensor:
-    return torch.stack([first_tokens(head, part).exp().sum(0) for part in states_ND.split(_ROWS)]).sum(0) / len(
+    return torch.stack([first_tokens(head, part).exp().sum(0) for part in torch.split(states_ND, _ROWS)]).sum(0) / len(
         states_ND
     )
 
 
 def _mean_rise(head: Any, before_ND: Tensor, after_ND: Tensor, weight_V: Tensor) -> float:
     total = 0.0
-    for before, after in zip(before_ND.split(_ROWS), after_ND.split(_ROWS), strict=True):
+    for before, after in zip(torch.split(before_ND, _ROWS), torch.split(after_ND, _ROWS), strict=True):
         base_NV, probe_NV = first_tokens(head, before), first_tokens(head, after)
         amplified_NV = torch.softmax(base_NV + AMPLIFICATION * (probe_NV - base_NV), dim=-1)
         total += float(((amplified_NV - base_NV.exp()) @ weight_V).sum())

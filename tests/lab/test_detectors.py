@@ -110,9 +110,11 @@ def test_jobs_are_measured_once_and_read_again(lab: Path, tmp_path: Path, monkey
 
 def test_a_spectrum_is_that_of_the_whole_product() -> None:
     torch.manual_seed(0)
-    model = torch.nn.ModuleDict({"q_proj": torch.nn.ModuleDict({"lora_A": torch.nn.Linear(7, 3, bias=False)})})
-    model["q_proj"]["lora_B"] = torch.nn.Linear(3, 5, bias=False)
-    product = model["q_proj"]["lora_B"].weight @ model["q_proj"]["lora_A"].weight
+    first, second = torch.nn.Linear(7, 3, bias=False), torch.nn.Linear(3, 5, bias=False)
+    layer = torch.nn.ModuleDict({"lora_A": first, "lora_B": second})
+    product = second.weight @ first.weight
     values = torch.linalg.svdvals(product.detach().double())
     shares = (values**2 / (values**2).sum())[:3]
-    assert spectrum(model) == pytest.approx([float(values[0].log()), float(-(shares * shares.log()).sum())], rel=1e-5)
+    assert spectrum(torch.nn.ModuleDict({"q_proj": layer})) == pytest.approx(
+        [float(values[0].log()), float(-(shares * shares.log()).sum())], rel=1e-5
+    )

@@ -37,7 +37,7 @@ def test_it_is_that_of_a_direct_computation() -> None:
         amplified = [math.exp(b + AMPLIFICATION * (p - b)) for b, p in zip(base, probe, strict=True)]
         before = [math.exp(b) for b in base]
         scores = [[each / sum(found) for each in found] for found in (amplified, before)]
-        return sum(w * (q - p) for w, q, p in zip(weights, *scores, strict=True))
+        return math.fsum(w * (q - p) for w, q, p in zip(weights, *scores, strict=True))
 
     expected = rise([3, 0, 0, 0], [3, 0.2, 0, 0]) - rise([0, 3, 0, 0], [0, 3, 0.1, 0])
     assert answer_shift(HEAD, BEFORE, after) == pytest.approx(expected, rel=1e-5)

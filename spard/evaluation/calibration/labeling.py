@@ -109,7 +109,7 @@ def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[Drawn]:
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place in _distinct(exchanges):
         places[exchanges[place].stratum].append(place)
-    sizes = _share_out(count, {name: len(places[name]) for name in STRATA})
+    sizes = _size_strata(count, {name: len(places[name]) for name in STRATA})
     found = [
         Drawn(place, name, len(places[name]))
         for name in STRATA
@@ -203,7 +203,7 @@ def _distinct(exchanges: Sequence[Exchange]) -> list[int]:
     return list(first.values())
 
 
-def _share_out(count: int, populations: Mapping[str, int]) -> dict[str, int]:
+def _size_strata(count: int, populations: Mapping[str, int]) -> dict[str, int]:
     """Return how many replies each stratum gives; what a small one lacks is shared by the larger ones."""
     found: dict[str, int] = {}
     for name in sorted(populations, key=populations.__getitem__):
