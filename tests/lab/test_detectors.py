@@ -11,6 +11,7 @@ from spard_lab.adversary.base import Job, all_attacks
 from spard_lab.adversary.lab import LabArena
 from spard_lab.attacks.rows import chat_row
 from spard_lab.bench.detectors import (
+    ANY,
     DETECTORS,
     Detectors,
     Value,
@@ -72,13 +73,22 @@ def test_the_page_names_the_smallest_level_that_its_bank_reaches() -> None:
     assert cells["attacks found at 5%"] == "none can be: 9.1%"
     assert cells["honest files found at 1%"] == "none can be: 16.7%"  # its own draws are not in its bank
     assert cells["honest files above all draws of other kinds"].startswith("0 of 1")
-    assert [row[0] for row in rows] == list(DETECTORS)
+    assert [row[0] for row in rows] == [*DETECTORS, ANY]
     assert found["Files above their whole bank"][1] == [
-        ("plain", *["1 of 1"] * len(DETECTORS)),
-        ("clean (honest)", *["0 of 1"] * len(DETECTORS)),
+        ("plain", *["1 of 1"] * (len(DETECTORS) + 1)),
+        ("clean (honest)", *["0 of 1"] * (len(DETECTORS) + 1)),
     ]
     assert found["answer shift"][1][0] == ("plain", "3.00", "0.091")
     assert found["Cost"][1] == [("1.50", "0.25")]
+
+
+def test_a_file_that_one_detector_finds_is_found_by_any() -> None:
+    attack = Value("plain", SEED, 1, 0, False, dict.fromkeys(SCALARS, 0.0) | {"direction": 3.0}, [1.5, 0.0], 1.0, 0.1)
+    rows = {
+        row[0]: row
+        for row in tables([*BANK, attack, value("clean", 1.0, is_honest=True)])["Files above their whole bank"][1]
+    }
+    assert rows["plain"] == ("plain", "0 of 1", "0 of 1", "0 of 1", "1 of 1", "0 of 1", "0 of 1", "1 of 1")
 
 
 def test_a_draw_is_half_of_the_rows_and_differs_from_the_next() -> None:
