@@ -43,7 +43,7 @@ from app.storage import Storage, StorageError, Stored
 from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
-from spard.release.records import with_values
+from spard.release.records import with_ratio
 from spard.release.report import GateRecord, SafetyReport
 from worker import child_files
 from worker.child_files import require_plain
@@ -152,12 +152,12 @@ def _publish(
 def _extend_reference(session: Session, job: Job, report: dict[str, Any]) -> None:
     """Add a passed job's evidence to the reference of its base model, unless that is no longer offered."""
     record = SafetyReport.from_json(report).evidence
-    if record is None or record.shift_ratio is None or record.answer_shift is None:
+    if record is None or record.shift_ratio is None:
         return
     # Locked, because jobs of the same base model may end at the same time.
     entry = session.get(BaseModelEntry, job.spec.model.alias, with_for_update=True, populate_existing=True)
     if entry is not None and entry.digest == job.spec.model.digest:
-        entry.evidence_reference = with_values(entry.evidence_reference, record)
+        entry.evidence_reference = with_ratio(entry.evidence_reference, record)
 
 
 def _hold(storage: Storage, job: Job, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> HeldArchive | None:

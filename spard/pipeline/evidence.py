@@ -23,9 +23,8 @@ from spard.evaluation.statistics import conformal_p_value
 from spard.evaluation.suites import read_suite
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
-from spard.release.records import EvidenceRecord, read_record, reference_values
+from spard.release.records import EvidenceRecord, read_record, reference_ratios
 from spard.training import undefended
-from spard.training.answer_shift import AMPLIFICATION
 
 _OUTPUT = "evidence"
 _GPU_ROWS = 4  # of a pass: the memory plan is made later, for the training
@@ -89,8 +88,7 @@ def _measure(context: Context, rows: Rows) -> EvidenceRecord:
             raise
         return replace(nothing, why_none="the GPU had too little memory for it")
     counts = shift.harmful_prompts, shift.benign_prompts
-    measured = shift.ratio, shift.harmful, shift.benign, *counts
-    return EvidenceRecord(nothing.comparable, steps, *measured, answer_shift=shift.answers)
+    return EvidenceRecord(nothing.comparable, steps, shift.ratio, shift.harmful, shift.benign, *counts)
 
 
 def _shift(context: Context, rows: Rows, prompts: Mapping[str, Sequence[Prompt]], steps: int) -> undefended.ProbeShift:
@@ -124,28 +122,22 @@ def _prompts(context: Context) -> dict[str, list[Prompt]]:
 
 
 def _comparable(context: Context, prompts: Mapping[str, Sequence[Prompt]]) -> str:
-    """Return the digest of everything that a value depends on beside the rows and the seed."""
+    """Return the digest of everything that a ratio depends on beside the rows and the seed."""
     asked = {kind: as_asked(context.base.tokenizer, found) for kind, found in prompts.items()}
     budget = [
         context.run.evidence.probe_steps,
         PROBE_BATCH_SIZE,
         undefended.PROBE_RANK,
         undefended.PROBE_RATE_MULTIPLIER,
-        AMPLIFICATION,
     ]
     facts = [context.base.digest, str(context.base.model.dtype), asked, budget]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _compare(context: Context, record: EvidenceRecord) -> EvidenceRecord:
-    """Return the record with its p-values among the run's references, if there are any to compare it with."""
+    """Return the record with its p-value among the run's references, if there are any to compare it with."""
     path = context.run.evidence_references
-    ratios, shifts = reference_values(json.loads(path.read_text()) if path else None, record.comparable)
-    if record.shift_ratio is None or record.answer_shift is None or not ratios:
+    ratios = reference_ratios(json.loads(path.read_text()) if path else None, record.comparable)
+    if record.shift_ratio is None or not ratios:
         return record
-    return replace(
-        record,
-        references=len(ratios),
-        p_value=conformal_p_value(record.shift_ratio, ratios),
-        answer_p_value=conformal_p_value(record.answer_shift, shifts),
-    )
+    return replace(record, references=len(ratios), p_value=conformal_p_value(record.shift_ratio, ratios))

@@ -42,7 +42,6 @@ from spard.models.base import Base
 from spard.models.budget import Report, Tell, name_work
 from spard.models.lora import stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import retype_
-from spard.training.answer_shift import answer_shift
 from spard.training.optimizers import open_optimizer
 
 _MAX_NORM = 1.0
@@ -121,14 +120,10 @@ MOST_PROMPTS = 240  # of each kind
 
 @dataclass(frozen=True, slots=True)
 class ProbeShift:
-    """The mean relative shift d of harmful and of harmless prompts, and how many of each were measured.
-
-    answers  the answer shift (`spard.training.answer_shift`)
-    """
+    """The mean relative shift d of harmful and of harmless prompts, and how many of each were measured."""
 
     harmful: float
     benign: float
-    answers: float
     harmful_prompts: int
     benign_prompts: int
 
@@ -161,8 +156,7 @@ def measure_probe_shift(
         tell = name_work(report, "measuring the audit's prompts after the probe")
         after = {kind: _states(base, each, tell) for kind, each in prompts.items()}
     shift = {kind: relative_shift(before[kind], after[kind]) for kind in prompts}
-    answers = answer_shift(base.model.get_output_embeddings(), before, after)
-    return ProbeShift(shift["harmful"], shift["benign"], answers, len(prompts["harmful"]), len(prompts["benign"]))
+    return ProbeShift(shift["harmful"], shift["benign"], len(prompts["harmful"]), len(prompts["benign"]))
 
 
 @contextmanager

@@ -28,10 +28,9 @@ from spard.pipeline.messages import Reporter
 from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
 from spard.pipeline.stages import run_stages
-from spard.release.records import KEPT_VALUES, EvidenceRecord, reference_values, with_values
+from spard.release.records import KEPT_RATIOS, EvidenceRecord, reference_ratios, with_ratio
 from spard.release.report import SafetyReport
 from spard.training import undefended
-from spard.training.answer_shift import answer_shift
 from spard.training.undefended import further_tuned
 from tests.spard.parts import refusals, sums
 from tests.spard.test_run import write_rows, write_run
@@ -98,9 +97,6 @@ def test_the_ratio_is_that_of_a_direct_computation(base: Base) -> None:
     assert (found.harmful, found.benign) == pytest.approx((means["h"], means["b"]), rel=1e-4)
     assert found.ratio == pytest.approx(means["h"] / means["b"], rel=1e-4)
     assert found.ratio != 1
-    ends = [{name: torch.stack(each[name[0]]) for name in ("harmful", "benign")} for each in seen]
-    assert found.answers == pytest.approx(answer_shift(base.model.get_output_embeddings(), *ends), rel=1e-3, abs=1e-6)
-    assert found.answers != 0
     assert (found.harmful_prompts, found.benign_prompts) == (6, 4)
 
 
@@ -149,7 +145,6 @@ def test_a_run_with_a_probe_gives_the_same_adapter_and_reports_it(spec: RunSpec,
     record = probed.report.evidence
     assert record
     assert record.shift_ratio
-    assert record.answer_shift
     assert (record.steps, record.harmful_prompts, record.benign_prompts) == (STEPS, 6, 4)
     assert "no reference yet" in record.sentence
     written = json.loads((tmp_path / "probed" / "safety.json").read_text())
@@ -161,12 +156,12 @@ def test_a_run_with_a_probe_gives_the_same_adapter_and_reports_it(spec: RunSpec,
 def test_a_reference_gives_a_p_value_only_where_it_is_comparable(spec: RunSpec, tmp_path: Path) -> None:
     probed = replace(spec, evidence=Evidence(probe_steps=STEPS))
     first = stage_record(probed)
-    document = {"comparable": first.comparable, "ratios": [0.0] * 98 + [1e9], "answer_shifts": [-1e9] * 97 + [1e9] * 2}
+    document = {"comparable": first.comparable, "ratios": [0.0] * 98 + [1e9]}
     path = tmp_path / "reference.json"
     path.write_text(json.dumps(document))
     found = stage_record(replace(probed, evidence_references=path))
-    assert (found.references, found.p_value, found.answer_p_value) == (99, 2 / 100, 3 / 100)
-    assert (found.shift_ratio, found.answer_shift) == (first.shift_ratio, first.answer_shift)
+    assert (found.references, found.p_value) == (99, 2 / 100)
+    assert found.shift_ratio == first.shift_ratio
     path.write_text(json.dumps(document | {"comparable": "another probe"}))
     assert stage_record(replace(probed, evidence_references=path)).p_value is None
 
@@ -177,7 +172,7 @@ def test_unusual_evidence_lengthens_the_audit_only_where_the_run_asks_for_it(
 ) -> None:
     path, probed = tmp_path / "reference.json", replace(spec, evidence=Evidence(STEPS))
     comparable = stage_record(probed).comparable
-    path.write_text(json.dumps({"comparable": comparable, "ratios": [1e9] * 99, "answer_shifts": [earlier] * 99}))
+    path.write_text(json.dumps({"comparable": comparable, "ratios": [earlier] * 99}))
     for wanted in (True, False):
         asked = replace(probed, evidence=Evidence(STEPS, longer_audit=wanted), evidence_references=path)
         context = Context(asked, load_base(spec.model, device="cpu"), Reporter(lambda message: None))
@@ -193,7 +188,7 @@ def test_unusual_evidence_lengthens_the_audit_only_where_the_run_asks_for_it(
 def test_both_models_are_asked_the_longer_audit(spec: RunSpec, tmp_path: Path) -> None:
     path, probed = tmp_path / "reference.json", replace(spec, evidence=Evidence(STEPS, longer_audit=True))
     comparable = stage_record(probed).comparable
-    path.write_text(json.dumps({"comparable": comparable, "ratios": [-1e9] * 99, "answer_shifts": [-1e9] * 99}))
+    path.write_text(json.dumps({"comparable": comparable, "ratios": [-1e9] * 99}))
     outcome, _, told = run_spec(replace(probed, evidence_references=path), tmp_path / "out")
     assert any("asks every suite as a whole" in each.get("message", "") for each in told)
     assert outcome.report.recipe["audit"]["sequential"] is False
@@ -264,33 +259,27 @@ def test_without_references_a_p_value_is_one() -> None:
     assert conformal_p_value(9.0, []) == 1.0
 
 
-def test_a_reference_keeps_the_newest_values_and_starts_anew_where_probes_differ() -> None:
+def test_a_reference_keeps_the_newest_ratios_and_starts_anew_where_probes_differ() -> None:
     document = None
-    for i in range(KEPT_VALUES + 2):
-        document = with_values(document, EvidenceRecord("a", 2, float(i), answer_shift=-float(i)))
+    for i in range(KEPT_RATIOS + 2):
+        document = with_ratio(document, EvidenceRecord("a", 2, float(i)))
     assert document
-    newest = range(2, KEPT_VALUES + 2)
-    assert reference_values(document, "a") == (tuple(map(float, newest)), tuple(-float(i) for i in newest))
-    assert reference_values(document, "b") == ((), ())
-    other = EvidenceRecord("b", 2, 0.5, answer_shift=3.0)
-    assert with_values(document, other) == {"comparable": "b", "ratios": [0.5], "answer_shifts": [3.0]}
+    assert reference_ratios(document, "a") == tuple(float(i) for i in range(2, KEPT_RATIOS + 2))
+    assert reference_ratios(document, "b") == ()
+    assert with_ratio(document, EvidenceRecord("b", 2, 0.5)) == {"comparable": "b", "ratios": [0.5]}
 
 
 @pytest.mark.parametrize(
-    ("references", "p", "answer_p", "words"),
+    ("references", "p", "words"),
     [
-        (98, 1 / 99, 1 / 99, "no level below 1.0%"),
-        (20, 1 / 21, 1 / 21, "4.8% (1 % needs 99)"),
-        (99, 0.01, 0.5, "is unusual"),
-        (99, 0.5, 0.01, "is unusual"),
-        (99, 0.02, 0.03, "not unusual"),
+        (98, 1 / 99, "no level below 1.0%"),
+        (20, 1 / 21, "4.8% (1 % needs 99)"),
+        (99, 0.01, "is unusual"),
+        (99, 0.02, "not unusual"),
     ],
 )
-def test_the_sentence_says_which_level_can_be_reached(references: int, p: float, answer_p: float, words: str) -> None:
-    record = EvidenceRecord("a", 2, 3.0, references=references, p_value=p, answer_shift=5.5, answer_p_value=answer_p)
-    sentence = record.sentence
-    assert f"3.00 times as far as harmless ones (p = {p:.3f})" in sentence
-    assert f"by 5.50 from refusals to answers (p = {answer_p:.3f})" in sentence
+def test_the_sentence_says_which_level_can_be_reached(references: int, p: float, words: str) -> None:
+    sentence = EvidenceRecord("a", 2, 3.0, references=references, p_value=p).sentence
     assert words in sentence
     assert "decides nothing" in sentence
 

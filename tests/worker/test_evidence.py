@@ -23,7 +23,7 @@ from worker import inputs
 from worker.results import upload
 from worker.workdir import Folder, new_folder, read_assignment
 
-RECORD = EvidenceRecord("probe", 32, 0.75, 0.3, 0.4, 200, 180, answer_shift=5.5)
+RECORD = EvidenceRecord("probe", 32, 0.75, 0.3, 0.4, 200, 180)
 
 
 def publish(shop: Shop, folder: Folder, decision: str, record: EvidenceRecord | None) -> str:
@@ -65,11 +65,11 @@ def test_a_passed_job_extends_the_reference_of_its_base_model_and_shows_its_evid
 ) -> None:
     offer(shop)
     job_id = publish(shop, folder, "pass", RECORD)
-    assert reference(shop) == {"comparable": "probe", "ratios": [0.75], "answer_shifts": [5.5]}
+    assert reference(shop) == {"comparable": "probe", "ratios": [0.75]}
     shown = require(shop.job(job_id).safety)["evidence"]
     assert shown == asdict(RECORD) | {"words": RECORD.sentence}
-    publish(shop, folder, "pass", replace(RECORD, shift_ratio=0.5, answer_shift=4.0))
-    assert reference(shop) == {"comparable": "probe", "ratios": [0.75, 0.5], "answer_shifts": [5.5, 4.0]}
+    publish(shop, folder, "pass", replace(RECORD, shift_ratio=0.5))
+    assert reference(shop) == {"comparable": "probe", "ratios": [0.75, 0.5]}
 
 
 @pytest.mark.parametrize("decision", ["fail", "inconclusive", "waived"])

@@ -307,8 +307,6 @@ class EvidenceJson(TypedDict):
     references: int
     p_value: float | None
     why_none: str
-    answer_shift: NotRequired[float | None]  # missing in jobs of earlier versions
-    answer_p_value: NotRequired[float | None]
     words: str
 
 

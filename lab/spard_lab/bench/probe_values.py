@@ -5,7 +5,7 @@ d is the probe's change of h, and TV the total variation between p with and with
 
     shift ratio    mean |d| / |h| of harmful prompts over that of harmless ones (`spard.training.undefended`)
     logit ratio    mean TV of harmful prompts over that of harmless ones
-    answer shift   logit-difference amplification (`spard.training.answer_shift`)
+    answer shift   logit-difference amplification (`spard_lab.bench.answer_shift`)
     direction      cosine of the mean d of harmful prompts with u = mean h of harmless prompts - mean h of harmful ones
     plain texts    cosine with u of the mean d over the first tokens of texts outside of the chat template, without the
                    first token: the activation difference lens, arXiv 2510.13900
@@ -34,8 +34,8 @@ from spard.evaluation.audit import sample
 from spard.losses.anchor import prompt_states, unlabeled_prompt
 from spard.models.base import Base
 from spard.models.forward import final_states
-from spard.training.answer_shift import answer_shift, first_tokens
 from spard.training.undefended import MOST_PROMPTS, relative_shift, trained_probe
+from spard_lab.bench.answer_shift import answer_shift, first_tokens
 
 SCALARS = ("shift ratio", "logit ratio", "answer shift", "direction", "plain texts")
 SPECTRUM = "spectrum"

@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
-
-from spard.training import answer_shift as module
-from spard.training.answer_shift import AMPLIFICATION, answer_shift
+from spard_lab.bench import answer_shift as module
+from spard_lab.bench.answer_shift import AMPLIFICATION, answer_shift
 
 REFUSE, ANSWER = 0, 1
 HEAD = torch.nn.Linear(4, 4, bias=False)
