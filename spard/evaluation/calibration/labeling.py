@@ -69,7 +69,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnReply:
     """A drawn reply: its index among the exchanges, its stratum, and how many replies that stratum has."""
 
     place: int
@@ -101,7 +101,7 @@ class LabelerAgreement:
     kappa: Interval | None
 
 
-def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[Drawn]:
+def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[DrawnReply]:
     """Draw `count` replies in random order, the same number of each stratum that has enough of them.
 
     Equal exchanges, empty replies and utility prompts are left out. The same exchanges give the same draw.
@@ -111,7 +111,7 @@ def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[Drawn]:
         places[exchanges[place].stratum].append(place)
     sizes = _size_strata(count, {name: len(places[name]) for name in STRATA})
     found = [
-        Drawn(place, name, len(places[name]))
+        DrawnReply(place, name, len(places[name]))
         for name in STRATA
         for place in _systematic(exchanges, places[name], sizes[name])
     ]
