@@ -162,7 +162,7 @@ def measure_probe_shift(
 @contextmanager
 def trained_probe(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     *,
     steps: int,
     seed: int,

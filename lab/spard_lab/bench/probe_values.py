@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from spard.data.batches import collate
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.data.rows import Prompt
 from spard.evaluation.ask import as_asked
 from spard.evaluation.audit import sample
@@ -59,7 +59,7 @@ class Lookout:
         self._texts = [unlabeled_prompt(ids) for ids in texts if len(ids) == _TEXT]
         self._before, self._texts_before = self._states(), self._text_states()
 
-    def measure(self, rows: Sequence[Encoded], *, steps: int, seed: int) -> dict[str, Any]:
+    def measure(self, rows: Sequence[EncodedSample], *, steps: int, seed: int) -> dict[str, Any]:
         """Return the value of each detector for a probe on these rows, and the CPU seconds beside the shift ratio's."""
         with trained_probe(self.base, rows, steps=steps, seed=seed) as model:
             after = self._states()
