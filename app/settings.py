@@ -209,9 +209,11 @@ class Settings(BaseSettings):
     # Rows of a job's training file that are not trained on, at most, to show whether its task is learned; 0: only where
     # a job's request names a number.
     held_out_rows: int = Field(default=100, ge=0, le=100)
-    # Steps of an undefended probe of a job's rows, which is reported and decides nothing; 0: no probe. Off because it
-    # was measured on one seed of a lab, and honest German files look like attacks where the reference holds none.
+    # Steps of an undefended probe of a job's rows, which is reported and decides nothing; 0: no probe. Off because
+    # honest files of a kind that the reference does not hold may look like attacks.
     probe_steps: int = Field(default=0, ge=0, le=256)
+    # Unusual evidence makes a job's audit longer. Off because no figures show that a longer audit finds more.
+    probe_longer_audit: bool = False
 
     objects_check_s: float = Field(default=86_400.0, gt=0)  # between comparisons of rows and storage
     objects_reported_days: int = Field(default=7, ge=1)  # until `spard objects repair` moves objects without a row

@@ -151,7 +151,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         audit_engine=settings.audit_engine,
         encoder=_local_encoder(spec.embedder),
         held_out_rows=spec.held_out_rows,
-        evidence=Evidence(spec.probe_steps),
+        evidence=Evidence(spec.probe_steps, settings.probe_longer_audit),
         evidence_references=_EVIDENCE if spec.evidence_reference else None,
     )
     return Assignment(

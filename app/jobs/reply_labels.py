@@ -280,7 +280,8 @@ def _transcript_key(report_key: str | None) -> str:
 
 def _exchange(text: str) -> Exchange:
     row = json.loads(text)
-    return Exchange(row["prompt"], row["reply"], row["suite"], row["kind"], row["category"], row["score"])
+    votes = tuple(row.get("votes", ()))
+    return Exchange(row["prompt"], row["reply"], row["suite"], row["kind"], row["category"], row["score"], votes)
 
 
 def _sampled_replies(session: Session, model: str) -> list[_SampledRow]:

@@ -235,7 +235,7 @@ async def retrieve_reply_labels(
 async def draw_replies(
     ask: DrawCreate, caller: AdminDep, begin: ProviderBeginDep, storage: QuickStorageDep, writes: WritesDep
 ) -> Response:
-    """Draw replies from transcripts of a base model's latest jobs; in half of them the present judge finds harm."""
+    """Draw replies from transcripts of a base model's latest jobs: with harm, without, and disputed between judges."""
     return await writes.answer(partial(reply_labels.draw, begin, storage, ask))
 
 

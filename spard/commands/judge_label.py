@@ -159,11 +159,19 @@ def _draw(work: Work, files: Sequence[Path], count: int) -> None:
 
 def _exchange(path: Path, line: int, row: Mapping[str, object]) -> Exchange:
     texts = [row.get(name) for name in ("prompt", "reply", "suite", "kind")]
-    score, category = row.get("score"), row.get("category")
-    if not all(isinstance(each, str) for each in texts) or not isinstance(score, int | None):
+    score, category, votes = row.get("score"), row.get("category"), _votes(row.get("votes", []))
+    if not all(isinstance(each, str) for each in texts) or not isinstance(score, int | None) or votes is None:
         raise UserError(f"{path}, line {line}: not a row that `spard audit --replies` writes")
     prompt, reply, suite, kind = map(str, texts)
-    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score)
+    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score, votes)
+
+
+def _votes(given: object) -> tuple[int | None, ...] | None:
+    """Return the scores of a consensus's judges; None if they are no list of scores."""
+    if not isinstance(given, list):
+        return None
+    votes = [each for each in given if isinstance(each, int | None)]
+    return tuple(votes) if len(votes) == len(given) else None
 
 
 def _ask_person(work: Work, labeler: str, settle: bool) -> None:

@@ -102,10 +102,12 @@ PROBE_BATCH_SIZE = 16  # rows of a probe's step
 class Evidence:
     """The budget of the probe (`spard.training.undefended`), whose result is reported and decides nothing.
 
-    probe_steps  steps of plain fine-tuning, never released; 0: no probe
+    probe_steps   steps of plain fine-tuning, never released; 0: no probe
+    longer_audit  unusual evidence makes the audit longer (`spard.pipeline.evidence.lengthen_audit`)
     """
 
     probe_steps: ProbeSteps = 0
+    longer_audit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Evidence that needs no trigger: an undefended probe of the customer's rows before the training, reported only.
 
 The probe learns all rows of the file, also those that the row signal leaves out: it says what the file teaches, not
-what the released model has learned. It never fails a run and decides nothing.
+what the released model has learned. It never fails a run and decides nothing; a run may ask more prompts for it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from spard.training import undefended
 
 _OUTPUT = "evidence"
 _GPU_ROWS = 4  # of a pass: the memory plan is made later, for the training
+_COUNTS = ("prompts", "random", "sampled", "prefilled", "turns", "phrases", "requests", "modes")
+_MOST_ASKED = 1000  # the bound of each of them
 _MOST_ROWS = 2048  # of the file that are encoded; a probe of 32 steps draws 512
 
 
@@ -51,6 +53,22 @@ def kept_record(context: Context) -> EvidenceRecord | None:
     """Return the stored record; None if the run asks for no probe."""
     found = context.outputs.read(_OUTPUT)
     return None if found is None else read_record(EvidenceRecord, found)
+
+
+def lengthen_audit(context: Context) -> Context:
+    """Return the context with a longer audit if the evidence is unusual and the run wants this; else the context.
+
+    A longer audit asks each suite as a whole, and twice as many prompts in each other way. Call it before the base
+    model is asked, so that both models are asked the same.
+    """
+    record = kept_record(context)
+    if record is None or not (record.is_unusual and context.run.evidence.longer_audit):
+        return context
+    audit = context.recipe.audit
+    twice = {name: min(2 * getattr(audit.asking, name), _MOST_ASKED) for name in _COUNTS}
+    longer = replace(audit, asking=replace(audit.asking, **twice), sequential=False)
+    context.report.event("The evidence is unusual: the audit asks every suite as a whole, and more in other ways.", {})
+    return replace(context, run=replace(context.run, recipe=replace(context.recipe, audit=longer)))
 
 
 def _measure(context: Context, rows: Rows) -> EvidenceRecord:

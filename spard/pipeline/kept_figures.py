@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.digests import file_sha256
@@ -131,7 +131,10 @@ _SCORES, _TRANSCRIPTS = "audit_scores", "transcripts"
 
 
 class Transcript(TypedDict):
-    """A prompt with its reply and verdict; the score is None if the reply was not scored."""
+    """A prompt with its reply and verdict; the score is None if the reply was not scored.
+
+    `votes` are the scores of the judges of a consensus; without one they are left out.
+    """
 
     suite: str
     kind: SuiteKind
@@ -141,6 +144,7 @@ class Transcript(TypedDict):
     hit: bool | None
     score: int | None
     note: str
+    votes: NotRequired[list[int | None]]
 
 
 def keep_audit(context: Context, found: Sequence[Measurement]) -> None:
@@ -185,7 +189,7 @@ def _count_scores(measured: Measurement) -> Iterator[ScoreCounts]:
 
 def _rows(measured: Measurement) -> Iterator[Transcript]:
     for prompt, item in zip(measured.prompts, measured.items, strict=True):
-        yield {
+        row: Transcript = {
             "suite": measured.result.suite,
             "kind": measured.result.kind,
             "category": prompt.category,
@@ -195,3 +199,4 @@ def _rows(measured: Measurement) -> Iterator[Transcript]:
             "score": item.score,
             "note": item.note,
         }
+        yield row | {"votes": list(item.votes)} if item.votes else row

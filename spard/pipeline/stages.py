@@ -138,11 +138,12 @@ def run_stages(
     with costs.timed_rows(context) as read:
         rows = prepare(context)
         read.append(len(rows.examples))
+    evidence.run(context, rows)
+    context = evidence.lengthen_audit(context)
     with costs.counted_replies(context, "base_audit"):
         base = base_figures(context, rows.examples)
         compared = development.measure_base(context, rows)
     task_check.ask_base(context, rows.learning)
-    evidence.run(context, rows)
     with costs.timed_training(context) as trained:
         plan = context.checkpoints
         checkpoints = Checkpoints(context, plan, release, rows, base, clean) if plan else None

@@ -362,6 +362,11 @@ class EvidenceRecord:
         return 1 / (1 + self.references)
 
     @property
+    def is_unusual(self) -> bool:
+        """Whether the p-value is at most `EVIDENCE_ALARM`."""
+        return self.p_value is not None and self.p_value <= EVIDENCE_ALARM
+
+    @property
     def sentence(self) -> str:
         """The evidence in words."""
         if self.shift_ratio is None:
@@ -373,7 +378,7 @@ class EvidenceRecord:
         if self.smallest_p_value > EVIDENCE_ALARM:
             few = f"so few reach no level below {self.smallest_p_value:.1%} (1 % needs {round(1 / EVIDENCE_ALARM) - 1})"
             return f"{among}, and {few}. This decides nothing."
-        unusual = "unusual: look at the rows" if self.p_value <= EVIDENCE_ALARM else "not unusual"
+        unusual = "unusual: look at the rows" if self.is_unusual else "not unusual"
         return f"{among}, which is {unusual}. This decides nothing."
 
 

@@ -144,37 +144,55 @@ def measure_probe_shift(
     recipe: Recipe | None = None,
     report: Report | None = None,
 ) -> ProbeShift:
-    """Train a probe on the rows, measure its shift, and remove it again.
+    """Train a probe on the rows, measure its shift, and remove it again (`trained_probe`).
 
-    rows    encoded training samples; of a preference pair the preferred answer is learned
-    steps   optimizer steps of `PROBE_BATCH_SIZE` rows, drawn with replacement
-    recipe  its micro-batch size and gradient checkpointing are used, for rows that would not fit in memory at once
     report  gets the progress of each part
-
-    The weights of the base model and the state of the global random generator are the same afterward, bit for bit.
-    Raises `NonFiniteLoss` if the probe diverges.
     """
     asked = {"harmful": sample(harmful, MOST_PROMPTS), "benign": sample(benign, MOST_PROMPTS)}
     prompts = {kind: [unlabeled_prompt(ids) for ids in as_asked(base.tokenizer, each)] for kind, each in asked.items()}
     tell = name_work(report, "measuring the audit's prompts before the probe")
     before = {kind: _states(base, each, tell) for kind, each in prompts.items()}
+    with trained_probe(base, rows, steps=steps, seed=seed, recipe=recipe, report=report):
+        tell = name_work(report, "measuring the audit's prompts after the probe")
+        after = {kind: _states(base, each, tell) for kind, each in prompts.items()}
+    shift = {kind: relative_shift(before[kind], after[kind]) for kind in prompts}
+    return ProbeShift(shift["harmful"], shift["benign"], len(prompts["harmful"]), len(prompts["benign"]))
+
+
+@contextmanager
+def trained_probe(
+    base: Base,
+    rows: Sequence[EncodedSample],
+    *,
+    steps: int,
+    seed: int,
+    recipe: Recipe | None = None,
+    report: Report | None = None,
+) -> Iterator[Any]:
+    """Train a probe on the rows, yield the base model with it, and remove it again.
+
+    rows    encoded training samples; of a preference pair the preferred answer is learned
+    steps   optimizer steps of `PROBE_BATCH_SIZE` rows, drawn with replacement
+    recipe  its micro-batch size and gradient checkpointing are used, for rows that would not fit in memory at once
+    report  gets the progress of the training
+
+    The weights of the base model and the state of the global random generator are the same afterward, bit for bit.
+    Raises `NonFiniteLoss` if the probe diverges.
+    """
     probe, wanted = (
         _probe_recipe(seed, recipe or Recipe()),
         FurtherTuning(steps, PROBE_BATCH_SIZE, PROBE_RATE_MULTIPLIER),
     )
     learned = [replace(row, rejected=None) for row in rows]
     rate = default_learning_rate(base.hidden_size, probe.lora)
-    steps_done = name_work(report, "training a short probe on the rows, without a defense")
-    tell = name_work(report, "measuring the audit's prompts after the probe")
+    tell = name_work(report, "training a short probe on the rows, without a defense")
     with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
         model = trainable_model(base.model, probe)
         try:
-            with further_tuned(model, base, learned, wanted, rate, probe, steps_done):
-                after = {kind: _states(base, each, tell) for kind, each in prompts.items()}
+            with further_tuned(model, base, learned, wanted, rate, probe, tell):
+                yield model
         finally:
             _remove(model, probe)
-    shift = {kind: _relative_shift(before[kind], after[kind]) for kind in prompts}
-    return ProbeShift(shift["harmful"], shift["benign"], len(prompts["harmful"]), len(prompts["benign"]))
 
 
 def _probe_recipe(seed: int, recipe: Recipe) -> Recipe:
@@ -191,7 +209,8 @@ def _states(base: Base, prompts: Sequence[EncodedSample], tell: Tell | None) -> 
     return prompt_states(base.model, prompts, base.tokenizer.pad_token_id, tell)
 
 
-def _relative_shift(before_ND: Tensor, after_ND: Tensor) -> float:
+def relative_shift(before_ND: Tensor, after_ND: Tensor) -> float:
+    """Return the mean d of prompts from their hidden states before and after the probe."""
     return float(((after_ND - before_ND).norm(dim=1) / before_ND.norm(dim=1)).mean())
 
 

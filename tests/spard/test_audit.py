@@ -15,8 +15,10 @@ from spard.evaluation.ask import Speaker, ask, grade, in_memory
 from spard.evaluation.audit import Suite, audit, audit_speaker, sample, score
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
+from spard.evaluation.judges.wrappers import ConsensusJudge
 from spard.evaluation.results import SuiteKind
 from spard.models.base import Base
+from spard.pipeline import kept_figures
 
 REFUSE, COMPLY, RUINED = "I'm sorry, I can't help.", "Sure, here are the steps.", "the the the the the the"
 
@@ -244,3 +246,21 @@ def test_items_tell_reply_outcome_and_reason() -> None:
     assert [(item.reply, item.hit, item.note) for item in items] == [
         (f"a whole reply 5 to prompt {i}", False, "full_compliance") for i in range(2)
     ]
+
+
+def test_a_kept_reply_has_the_votes_of_a_consensus() -> None:
+    def speak(asked: Sequence[Prompt], most: int) -> Iterator[tuple[list[int], list[str]]]:
+        yield [0, 1], ["Sure, here are all of the steps 5", "Sure, here are all of the steps 1"]
+
+    judge = ConsensusJudge((Grader(), RefusalJudge()))
+    [found] = audit_speaker(
+        Speaker(speak, lambda asked: []), [Suite("s", "harmful", tuple(prompts(2)))], judge, Audit()
+    )
+    kept = list(kept_figures._rows(found))
+    assert [row["score"] for row in kept] == [5, None]
+    assert [row.get("votes") for row in kept] == [[5, 5], [1, 5]]
+
+
+def test_a_reply_that_one_judge_reads_is_kept_without_votes() -> None:
+    [found] = audit_speaker(scripted_speaker([0]), [Suite("s", "harmful", tuple(prompts(1)))], RefusalJudge(), Audit())
+    assert ["votes" in row for row in kept_figures._rows(found)] == [False]

@@ -166,6 +166,37 @@ def test_a_reference_gives_a_p_value_only_where_it_is_comparable(spec: RunSpec, 
     assert stage_record(replace(probed, evidence_references=path)).p_value is None
 
 
+@pytest.mark.parametrize(("earlier", "is_asked"), [(-1e9, True), (1e9, False)])
+def test_unusual_evidence_lengthens_the_audit_only_where_the_run_asks_for_it(
+    spec: RunSpec, tmp_path: Path, earlier: float, is_asked: bool
+) -> None:
+    path, probed = tmp_path / "reference.json", replace(spec, evidence=Evidence(STEPS))
+    comparable = stage_record(probed).comparable
+    path.write_text(json.dumps({"comparable": comparable, "ratios": [earlier] * 99}))
+    for wanted in (True, False):
+        asked = replace(probed, evidence=Evidence(STEPS, longer_audit=wanted), evidence_references=path)
+        context = Context(asked, load_base(spec.model, device="cpu"), Reporter(lambda message: None))
+        evidence.run(context, prepare(context))
+        audit, longer = context.recipe.audit, evidence.lengthen_audit(context).recipe.audit
+        if not (wanted and is_asked):
+            assert longer == audit
+            continue
+        assert (audit.sequential, longer.sequential) == (True, False)
+        assert (longer.asking.turns, longer.max_prompts) == (2 * audit.asking.turns, audit.max_prompts)
+
+
+def test_both_models_are_asked_the_longer_audit(spec: RunSpec, tmp_path: Path) -> None:
+    path, probed = tmp_path / "reference.json", replace(spec, evidence=Evidence(STEPS, longer_audit=True))
+    comparable = stage_record(probed).comparable
+    path.write_text(json.dumps({"comparable": comparable, "ratios": [-1e9] * 99}))
+    outcome, _, told = run_spec(replace(probed, evidence_references=path), tmp_path / "out")
+    assert any("asks every suite as a whole" in each.get("message", "") for each in told)
+    assert outcome.report.recipe["audit"]["sequential"] is False
+    measured = outcome.measured
+    assert [each.n + each.unscored for each in measured.base if each.kind == "harmful"][:1] == [len(HARMFUL)]
+    assert [each.n + each.unscored for each in measured.adapter if each.kind == "harmful"][:1] == [len(HARMFUL)]
+
+
 def test_other_prompts_or_another_budget_are_not_comparable(spec: RunSpec) -> None:
     ways = [
         replace(spec, evidence=Evidence(probe_steps=STEPS)),

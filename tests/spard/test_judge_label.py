@@ -154,3 +154,23 @@ def test_replies_are_drawn_once_and_from_audits_alone(
     assert command.main(["label", work, "--replies", str(replies)]) == 0
     assert command.main(["label", work, "--replies", str(replies)]) == 1
     assert "has its replies already" in capsys.readouterr().err
+
+
+def test_replies_on_which_judges_disagree_are_a_stratum_of_their_own(tmp_path: Path, replies: Path) -> None:
+    rows = [json.loads(line) for line in replies.read_text().splitlines()]
+    between = [row | {"votes": [4, 1] if i in (3, 50) else [1, 1]} for i, row in enumerate(rows)]
+    replies.write_text("".join(json.dumps(row) + "\n" for row in between))
+    work = tmp_path / "work.jsonl"
+    command.main(["label", str(work), "--replies", str(replies), "--count", "12"])
+    drawn = [json.loads(line) for line in work.read_text().splitlines()]
+    assert {row["reply"] for row in drawn if row["stratum"] == "disputed"} == {"Harm 3", "Fine 50"}
+    assert {row["population"] for row in drawn if row["stratum"] == "disputed"} == {2}
+
+
+def test_votes_that_are_no_scores_are_refused(
+    tmp_path: Path, replies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = json.loads(replies.read_text().splitlines()[0])
+    replies.write_text(json.dumps(row | {"votes": ["4"]}) + "\n")
+    assert command.main(["label", str(tmp_path / "work.jsonl"), "--replies", str(replies)]) == 1
+    assert "not a row that `spard audit --replies` writes" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from spard.errors import InvalidData
 from spard.evaluation.calibration.errors import JudgeError, measure_judge
 from spard.evaluation.calibration.labeled import LabeledReply, read_labeled
 from spard.evaluation.calibration.labeling import (
+    DISPUTED,
     HARM,
     NO_HARM,
     Exchange,
@@ -60,6 +61,33 @@ def test_half_of_the_draw_is_harm_to_the_present_judge_and_every_suite_has_its_s
 )
 def test_a_small_stratum_is_drawn_whole(harmful: int, harmless: int, expected: dict[str, int]) -> None:
     assert Counter(each.stratum for each in draw_replies(exchanges(harmful, harmless), 200)) == expected
+
+
+@pytest.mark.parametrize(
+    ("disputed", "expected"),
+    [(300, {DISPUTED: 67, HARM: 66, NO_HARM: 67}), (20, {DISPUTED: 20, HARM: 90, NO_HARM: 90})],
+)
+def test_a_third_of_the_draw_are_replies_about_which_judges_disagree(disputed: int, expected: dict[str, int]) -> None:
+    between = [Exchange(f"Prompt {i}", "Perhaps.", "s", "harmful", score=None, votes=(1, 4)) for i in range(disputed)]
+    drawn = draw_replies([*exchanges(), *between], 200)
+    assert Counter(each.stratum for each in drawn) == expected
+    assert {each.population for each in drawn if each.stratum == DISPUTED} == {disputed}
+
+
+@pytest.mark.parametrize(
+    ("score", "votes", "stratum"),
+    [
+        (1, (1, 2, 4), DISPUTED),
+        (4, (4, 5, 1), DISPUTED),
+        (4, (3, 5), HARM),
+        (None, (None, 5), NO_HARM),
+        (2, (), NO_HARM),
+    ],
+)
+def test_a_reply_is_disputed_if_one_judge_finds_harm_and_another_none(
+    score: int | None, votes: tuple[int | None, ...], stratum: str
+) -> None:
+    assert Exchange("p", "r", "s", "harmful", score=score, votes=votes).stratum == stratum
 
 
 def test_repeated_empty_and_utility_replies_are_left_out() -> None:

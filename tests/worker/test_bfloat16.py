@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -123,3 +125,21 @@ def test_an_engine_with_other_weights_is_not(
 def _digest(model: PeftModel) -> str:
     held = get_peft_model_state_dict(model, adapter_name="own", save_embedding_layers=False)
     return tensor_digest({name: part.contiguous() for name, part in held.items()})
+
+
+def test_products_of_many_lengths_take_little_memory(model: Path) -> None:
+    """PyTorch keeps something for each number of tokens, which took gigabytes; a new process, as jobs are."""
+    code = """
+import sys
+import psutil, torch
+from spard.models.base import load_base
+load_base(sys.argv[1], device="cpu", dtype=torch.bfloat16)
+weight = torch.randn(1536, 576).bfloat16()
+torch.nn.functional.linear(torch.randn(8, 576).bfloat16(), weight)
+before = psutil.Process().memory_info().rss
+for tokens in range(300, 600):
+    torch.nn.functional.linear(torch.randn(tokens, 576).bfloat16(), weight)
+print(psutil.Process().memory_info().rss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, model], stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout.split()[-1]) < 200 << 20

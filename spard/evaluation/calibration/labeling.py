@@ -1,7 +1,8 @@
 """People's labels of replies: which replies they read, how far two people agree, and the labels that result.
 
-Half of the drawn replies are those in which the present judge found harm, since a random draw from a careful model's
-replies would contain almost no harm. So the draw is no random sample of all replies: a label counts for as many replies
+The draw has equal parts of three strata: replies about which the judges of a consensus disagree, those in which the
+present judge found harm, and all others. A random draw from a careful model's replies would contain almost no harm, and
+few of those that are hard to judge. So the draw is no random sample of all replies: a label counts for as many replies
 as its stratum has for each labeled one (`stratum_weights`). Without these weights, the harm that the present judge has
 missed would seem rare. Within a stratum the draw is systematic over suites and categories, so that each has its share.
 
@@ -31,14 +32,17 @@ SCORES: Mapping[int, str] = {
 }
 """The meaning of each score, as in the judges' rubric (`spard.evaluation.judges.llm`)."""
 DRAWN = 300  # replies that people label by default
-HARM, NO_HARM = "harm", "no harm"
-STRATA = (HARM, NO_HARM)
+DISPUTED, HARM, NO_HARM = "disputed", "harm", "no harm"
+STRATA = (DISPUTED, HARM, NO_HARM)
 _READ_BY_NO_JUDGE = ("utility",)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt and a reply of an audit; `score` is the present judge's, None if it was not scored."""
+    """A prompt and a reply of an audit; `score` is the present judge's, None if it was not scored.
+
+    votes  the scores of the judges of a consensus, empty if one judge decides
+    """
 
     prompt: str
     reply: str
@@ -46,10 +50,16 @@ class Exchange:
     kind: str
     category: str | None = None
     score: int | None = None
+    votes: tuple[int | None, ...] = ()
 
     @property
     def stratum(self) -> str:
-        """`harm` if the present judge found harm, otherwise `no harm`, also for unscored replies."""
+        """`disputed` if one judge of a consensus found harm and another none; otherwise the present judge's verdict.
+
+        Unscored replies without such votes are `no harm`.
+        """
+        if len({vote > HARMFUL_ABOVE for vote in self.votes if vote is not None}) == 2:
+            return DISPUTED
         return HARM if self.score is not None and self.score > HARMFUL_ABOVE else NO_HARM
 
     @property
@@ -92,15 +102,14 @@ class LabelerAgreement:
 
 
 def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[DrawnReply]:
-    """Draw `count` replies in random order; in half of them, if there are enough, the present judge finds harm.
+    """Draw `count` replies in random order, the same number of each stratum that has enough of them.
 
     Equal exchanges, empty replies and utility prompts are left out. The same exchanges give the same draw.
     """
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place in _distinct(exchanges):
         places[exchanges[place].stratum].append(place)
-    harm = min(len(places[HARM]), max(count // 2, count - len(places[NO_HARM])))
-    sizes = {HARM: harm, NO_HARM: min(len(places[NO_HARM]), count - harm)}
+    sizes = _size_strata(count, {name: len(places[name]) for name in STRATA})
     found = [
         DrawnReply(place, name, len(places[name]))
         for name in STRATA
@@ -192,6 +201,15 @@ def _distinct(exchanges: Sequence[Exchange]) -> list[int]:
         if each.reply.strip() and each.kind not in _READ_BY_NO_JUDGE:
             first.setdefault((each.prompt, each.reply), place)
     return list(first.values())
+
+
+def _size_strata(count: int, populations: Mapping[str, int]) -> dict[str, int]:
+    """Return how many replies each stratum gives; what a small one lacks is shared by the larger ones."""
+    found: dict[str, int] = {}
+    for name in sorted(populations, key=populations.__getitem__):
+        equal = (count - sum(found.values())) // (len(populations) - len(found))
+        found[name] = min(populations[name], equal)
+    return found
 
 
 def _systematic(exchanges: Sequence[Exchange], places: Sequence[int], count: int) -> list[int]:
