@@ -7,7 +7,7 @@ processes may sweep.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from threading import Event
 
@@ -16,8 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningDelete
 
 from app import db, objects, uploads
-from app.db import Begin, now, timestamp
-from app.db.base import utc_now
+from app.db import Begin, timestamp
 from app.db.tables import (
     TERMINAL,
     BrowserSession,
@@ -130,39 +129,39 @@ _ROWS_AT_ONCE = 1000
 
 def prune(begin: Begin) -> None:
     """Delete all expired rows, a thousand in a transaction, so that no transaction is long."""
-    for removal in (_delete_sent(), _keys(), _sign_ins(), _workers(), _replies(), _places()):
+    for removal in (_delete_sent, _keys, _sign_ins, _workers, _replies, _places):
         removed = _ROWS_AT_ONCE
         while removed == _ROWS_AT_ONCE:
             with begin() as session:
-                removed = len(session.execute(removal).all())
+                removed = len(session.execute(removal(db.clock(session))).all())
 
 
-def _delete_sent() -> ReturningDelete[tuple[int]]:
-    due = select(Outbox.id).where(Outbox.sent_at < utc_now() - _SENT_STAY).limit(_ROWS_AT_ONCE)
+def _delete_sent(at: datetime) -> ReturningDelete[tuple[int]]:
+    due = select(Outbox.id).where(Outbox.sent_at < at - _SENT_STAY).limit(_ROWS_AT_ONCE)
     return delete(Outbox).where(Outbox.id.in_(due)).returning(Outbox.id)
 
 
-def _keys() -> ReturningDelete[tuple[str]]:
+def _keys(at: datetime) -> ReturningDelete[tuple[str]]:
     key = (IdempotencyKey.project_id, IdempotencyKey.key)
-    due = select(*key).where(IdempotencyKey.created_at < utc_now() - KEYS_STAY).limit(_ROWS_AT_ONCE)
+    due = select(*key).where(IdempotencyKey.created_at < at - KEYS_STAY).limit(_ROWS_AT_ONCE)
     return delete(IdempotencyKey).where(tuple_(*key).in_(due)).returning(IdempotencyKey.key)
 
 
-def _sign_ins() -> ReturningDelete[tuple[str]]:
-    due = select(BrowserSession.digest).where(BrowserSession.expires_at < timestamp()).limit(_ROWS_AT_ONCE)
+def _sign_ins(at: datetime) -> ReturningDelete[tuple[str]]:
+    due = select(BrowserSession.digest).where(BrowserSession.expires_at < at).limit(_ROWS_AT_ONCE)
     return delete(BrowserSession).where(BrowserSession.digest.in_(due)).returning(BrowserSession.digest)
 
 
-def _workers() -> ReturningDelete[tuple[str]]:
-    due = select(WorkerRow.name).where(WorkerRow.seen_at < now() - _GONE_S).limit(_ROWS_AT_ONCE)
+def _workers(at: datetime) -> ReturningDelete[tuple[str]]:
+    due = select(WorkerRow.name).where(WorkerRow.seen_at < at.timestamp() - _GONE_S).limit(_ROWS_AT_ONCE)
     return delete(WorkerRow).where(WorkerRow.name.in_(due)).returning(WorkerRow.name)
 
 
-def _replies() -> ReturningDelete[tuple[str]]:
-    due = select(StoredReply.id).where(StoredReply.expires_at < timestamp()).limit(_ROWS_AT_ONCE)
+def _replies(at: datetime) -> ReturningDelete[tuple[str]]:
+    due = select(StoredReply.id).where(StoredReply.expires_at < at).limit(_ROWS_AT_ONCE)
     return delete(StoredReply).where(StoredReply.id.in_(due)).returning(StoredReply.id)
 
 
-def _places() -> ReturningDelete[tuple[str]]:
-    due = select(DeletedPlace.id).where(DeletedPlace.deleted_at < utc_now() - _PLACES_STAY).limit(_ROWS_AT_ONCE)
+def _places(at: datetime) -> ReturningDelete[tuple[str]]:
+    due = select(DeletedPlace.id).where(DeletedPlace.deleted_at < at - _PLACES_STAY).limit(_ROWS_AT_ONCE)
     return delete(DeletedPlace).where(DeletedPlace.id.in_(due)).returning(DeletedPlace.id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from app import db, objects, quotas
 from app.db import Begin, timestamp
-from app.db.base import new_id, utc_now
+from app.db.base import new_id
 from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, InvalidState, NotFound, TooLarge
 from app.files import service as files
@@ -176,7 +176,8 @@ def record_completion(session: Session, project_id: str, upload_id: str, part_id
     upload.status, upload.part_ids, upload.file_id = "completed", list(part_ids), file.id
     session.flush()
     quotas.check_file(session, file)
-    files.add(session, file)
+    seconds = upload.file_expires_after_s
+    files.add(session, file, timedelta(seconds=seconds) if seconds else None)
     condemn(session, upload)
     return upload
 
@@ -296,15 +297,10 @@ def _complete(
             message = f"The MD5 of the file is {digest.hexdigest()}, not {ask.md5.lower()}."
             raise InvalidRequest(message, code="md5_mismatch", param="md5")
         received = ReceivedFile(key, name_of_lines(upload.filename), stored, report)
-        file = new_file(file_id, upload.project_id, received, limits, expires_at=_expiry(upload))
+        file = new_file(file_id, upload.project_id, received, limits)
         with begin() as session:
             writing.keep(session, key)
             return record_completion(session, upload.project_id, upload.id, ask.part_ids, file), file
-
-
-def _expiry(upload: Upload) -> datetime | None:
-    seconds = upload.file_expires_after_s
-    return utc_now() + timedelta(seconds=seconds) if seconds else None
 
 
 def _upload_response(upload: Upload, file: File) -> UploadOut:

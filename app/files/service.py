@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Select, bindparam, or_, select
@@ -52,8 +53,11 @@ def trainable_files(session: Session, project_id: str, min_rows: int, limit: int
     return [file for file in found if not is_unfit(file)][:limit]
 
 
-def add(session: Session, file: File) -> None:
-    """Add an uploaded file and record it in the audit log."""
+def add(session: Session, file: File, expires_after: timedelta | None = None) -> None:
+    """Add an uploaded file and record it in the audit log; an expiry is set by the database's clock, which ends it."""
+    if expires_after is not None:
+        file.created_at = db.clock(session)
+        file.expires_at = file.created_at + expires_after
     session.add(file)
     audit_log.record(session, "file.uploaded", file.id, sha256=file.sha256, bytes=file.bytes)
 

@@ -13,7 +13,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Literal
 
@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from app import audit_log, objects, quotas
 from app.db import Begin
-from app.db.base import new_id, utc_now
+from app.db.base import new_id
 from app.db.tables import File
 from app.db.tables.files import FINE_TUNE
 from app.errors import InvalidRequest, InvalidState
@@ -87,11 +87,12 @@ def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: 
     plan = partial(plan_file, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))
     with objects.writing(storage, begin, plan) as writing:
         received = receive(writing, form, key, TrainingRows(), limits)
-        file = new_file(file_id, project_id, received, limits, expires_at=_checked_fields(form.fields))
+        expires_after = _checked_fields(form.fields)
+        file = new_file(file_id, project_id, received, limits)
         with begin() as session:
             writing.keep(session, key)
             quotas.check_file(session, file)
-            files.add(session, file)
+            files.add(session, file, expires_after)
     return file
 
 
@@ -106,10 +107,8 @@ def plan_file(session: Session, project_id: str, file_id: str, expected: int) ->
     return [PlannedObject(file_key(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
 
 
-def new_file(
-    file_id: str, project_id: str, received: ReceivedFile, limits: Limits, *, expires_at: datetime | None
-) -> File:
-    """Return the row for a training file whose bytes are in storage."""
+def new_file(file_id: str, project_id: str, received: ReceivedFile, limits: Limits) -> File:
+    """Return the row for a training file whose bytes are in storage; it does not expire."""
     report, found = received.report, received.report.finding_list()
     return File(
         id=file_id,
@@ -126,7 +125,6 @@ def new_file(
         findings=[dict(each) for each in found],
         tool_lines=report.tool_lines,
         row_format=report.row_format,
-        expires_at=expires_at,
     )
 
 
@@ -164,8 +162,8 @@ def check_purpose(purpose: str | None) -> None:
         raise InvalidRequest(message, code="invalid_purpose", param="purpose")
 
 
-def _checked_fields(fields: dict[str, str]) -> datetime | None:
-    """Check the form's fields other than the file; return when the file expires, or None."""
+def _checked_fields(fields: dict[str, str]) -> timedelta | None:
+    """Check the form's fields other than the file; return after how long the file expires, or None."""
     check_purpose(fields.get("purpose"))
     for name in sorted(fields.keys() - {"purpose", _ANCHOR, _SECONDS}):
         raise InvalidRequest(f"The field {name[:64]!r} is unknown.", code="extra_forbidden", param=name[:64])
@@ -177,7 +175,7 @@ def _checked_fields(fields: dict[str, str]) -> datetime | None:
     if not re.fullmatch(r"[0-9]{1,8}", seconds) or int(seconds) not in _EXPIRY_S:
         message = f"seconds must be from {_EXPIRY_S.start} to {_EXPIRY_S.stop - 1}."
         raise InvalidRequest(message, code="out_of_range", param=_SECONDS)
-    return utc_now() + timedelta(seconds=int(seconds))
+    return timedelta(seconds=int(seconds))
 
 
 # Make a new file from an existing one.
@@ -210,7 +208,8 @@ def derive_file(
     with objects.writing(storage, begin, plan) as writing:
         stored, report = write_checked(writing, key, rows, TrainingRows(), limits, name)
         received = ReceivedFile(key, name, stored, report)
-        made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
+        made = new_file(file_id, file.project_id, received, limits)
+        made.expires_at = file.expires_at
         with begin() as session:
             writing.keep(session, key)
             quotas.check_file(session, made)

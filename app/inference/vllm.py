@@ -99,7 +99,8 @@ class Vllm:
             else:
                 raise busy("Too many adapters are asked for at the moment.")
         stream = Stream(next(self._numbers), self._cancel)
-        request = Request(stream.number, resident.name, ids, bounds, ask, room, partial(spell, tokenizer))
+        salt = resident.cache_salt(project)
+        request = Request(stream.number, resident.name, ids, bounds, ask, room, partial(spell, tokenizer), salt)
         resident.is_used = True
         self._streams[stream.number] = resident.name, stream
         self._running[stream.number] = task = asyncio.create_task(self._write(stream, request))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
+import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -78,8 +80,12 @@ async def ask(client: AsyncOpenAI, base: str, name: str, rows: list[list[int]], 
 
 
 async def _likely(client: AsyncOpenAI, name: str, row: list[int]) -> Likely:
-    """Return the likeliest first tokens after a prompt, end tokens included, with their log probabilities."""
-    body = {**PLAIN, "ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
+    """Return the likeliest first tokens after a prompt, end tokens included, with their log probabilities.
+
+    The server computes all of the prompt: keys and values from its cache would be those of earlier weights.
+    """
+    own: dict[str, object] = {"ignore_eos": True, "cache_salt": secrets.token_hex(16)}
+    body = {**PLAIN, **own, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
     answer = await client.completions.create(
         model=name, prompt=row, max_tokens=1, temperature=0, logprobs=KNOWN, extra_body=body
     )
@@ -101,6 +107,7 @@ class Resident:
     mode     the mode of thinking that the adapter was audited with
     proof    the result of its first probe; None for a base model
     is_used  True if it was used since its last probe
+    salt     new with each load, see `cache_salt`
     """
 
     name: str
@@ -110,6 +117,16 @@ class Resident:
     mode: Mode | None = None
     proof: Proof | None = None
     is_used: bool = False
+    salt: str = field(default_factory=partial(secrets.token_hex, 16))
+
+    def cache_salt(self, project: str) -> str:
+        """Return what the server's cache of prompts keeps apart: the projects, and the times before and after a load.
+
+        vLLM finds the keys and values of an earlier prompt by the adapter's name and path. Those that the server
+        computed with other weights, before that was found, are not used once the adapter is proved anew. And no project
+        learns from the time of a reply what another one has asked the base model.
+        """
+        return hashlib.sha256(f"{self.salt} {project}".encode()).hexdigest()
 
     @property
     def is_base(self) -> bool:

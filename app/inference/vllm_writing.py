@@ -157,6 +157,7 @@ class Request:
     ids         the prompt as token ids
     max_tokens  of each reply, within the context length
     spell       returns the text and the bytes of a token id
+    cache_salt  requests with another one share no computed prompts with it
     """
 
     number: int
@@ -166,6 +167,7 @@ class Request:
     ask: Ask
     max_tokens: int
     spell: Callable[[int], tuple[str, list[int]]]
+    cache_salt: str
 
     @property
     def copies(self) -> int:
@@ -257,6 +259,7 @@ def _body(request: Request) -> dict[str, object]:
     ask = request.ask
     body: dict[str, object] = {
         **PLAIN,
+        "cache_salt": request.cache_salt,
         "stop_token_ids": request.bounds.ends,
         "skip_special_tokens": False,
         "return_token_ids": True,

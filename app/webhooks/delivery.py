@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from math import ceil
 from random import uniform
 from secrets import token_bytes
@@ -28,8 +29,8 @@ from threading import Event, Timer
 from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
-from app.db import now, timestamp, transaction
-from app.db.base import new_id, utc_now
+from app.db import clock, now, timestamp, transaction
+from app.db.base import new_id
 from app.db.tables import TERMINAL, Job, JobStatus, WebhookDelivery, WebhookEndpoint
 from app.ops.lifecycle import repeat
 from app.webhooks.address import Refused, Target, resolve
@@ -81,20 +82,20 @@ def event_body(delivery: WebhookDelivery) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode()
 
 
-def signed_headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, str]:
-    """Return the headers with which a receiver verifies the body."""
+def signed_headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery, at: datetime) -> dict[str, str]:
+    """Return the headers with which a receiver verifies the body; `at` is the database's time."""
     stamp = str(int(time.time()))
     content = f"{delivery.event_id}.{stamp}.".encode() + event_body(delivery)
     return {
         "webhook-id": delivery.event_id,
         "webhook-timestamp": stamp,
-        "webhook-signature": " ".join(f"v1,{_mac(secret, content)}" for secret in _secrets(endpoint)),
+        "webhook-signature": " ".join(f"v1,{_mac(secret, content)}" for secret in _secrets(endpoint, at)),
     }
 
 
-def _secrets(endpoint: WebhookEndpoint) -> list[str]:
+def _secrets(endpoint: WebhookEndpoint, at: datetime) -> list[str]:
     """Return the valid secrets, newest first; after a rotation the old one stays valid for a day."""
-    is_old_valid = endpoint.old_secret_until is not None and endpoint.old_secret_until > utc_now()
+    is_old_valid = endpoint.old_secret_until is not None and endpoint.old_secret_until > at
     return [endpoint.secret, *([endpoint.old_secret] if endpoint.old_secret and is_old_valid else [])]
 
 
@@ -170,10 +171,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A due delivery and its endpoint."""
+    """A due delivery, its endpoint, and the database's time at which it was taken."""
 
     delivery: WebhookDelivery
     endpoint: WebhookEndpoint
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class Courier:
     def _send(self, task: _Task) -> _Outcome:
         try:
             target = resolve(task.endpoint.url, allow_local=self._allow_local)
-            answer = post(target, event_body(task.delivery), signed_headers(task.endpoint, task.delivery))
+            answer = post(target, event_body(task.delivery), signed_headers(task.endpoint, task.delivery, task.at))
         except Refused as error:
             return _Outcome(f"not sent: {error.message}")
         except Unanswered as error:
@@ -252,7 +254,8 @@ def _take(session: Session) -> list[_Task]:
     held = update(WebhookDelivery).where(WebhookDelivery.id.in_([row.id for row in first.values()]))
     session.execute(held.values(due_at=now() + _HELD_S), execution_options={"synchronize_session": False})
     endpoints = session.scalars(select(WebhookEndpoint).where(WebhookEndpoint.id.in_(first)))
-    return [_Task(first[endpoint.id], endpoint) for endpoint in endpoints]
+    at = clock(session)
+    return [_Task(first[endpoint.id], endpoint, at) for endpoint in endpoints]
 
 
 def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> None:

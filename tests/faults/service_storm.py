@@ -88,6 +88,9 @@ class ServiceStorm:
                 faults[kind]()
                 self.injected[kind] += 1
                 dealt += 1
+            while len(self.accepted) < jobs:  # those that found no place before
+                self._submit(jobs)
+                self._wait(0.1)
             self._end_faults()
             self._check_api()
         self._check()

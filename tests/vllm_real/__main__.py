@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +26,10 @@ from spard.data.chat import render_conversation
 from spard.models.base import load_base
 from spard.models.generate import reply_end_tokens
 from tests import surroundings
-from tests.app.inference.conftest import Lab, serve_lab
+from tests.app.inference.conftest import Lab, make_adapter, serve_lab
 from tests.spard.parts import write_model
+from tests.vllm_real.adapters import TEMPLATE_WITH_TOOLS, planted_swap, tools, unloadable
+from tests.vllm_real.offline import audits
 from tests.vllm_real.server import VERSION, prepare_environment, run_server
 from worker.engine.replies import token_bytes
 
@@ -42,6 +45,7 @@ def main() -> int:
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--places", type=int, default=256, help="for adapters in the server, each load takes one")
     parser.add_argument("--environment", type=Path, default=HOME / "environment")
+    parser.add_argument("--only", action="append", metavar="NAME", help="of a check, as it is printed; may be repeated")
     asked = parser.parse_args()
     surroundings.settle(os.environ)
     HOME.mkdir(parents=True, exist_ok=True)
@@ -49,26 +53,34 @@ def main() -> int:
     with TemporaryDirectory(dir=HOME) as folder:
         home = Path(folder)
         model = write_model(home / "model", **MODEL)
+        (model / "chat_template.jinja").write_text(TEMPLATE_WITH_TOOLS)
         options: Any = {"serving_adapters_dir": home / "adapters", "serving_drain_s": 60.0}
+        checks: dict[str, Check] = {each.__name__.replace("_", " "): each for each in CHECKS}
+        checks["loads under traffic"] = lambda lab: traffic(lab, asked.tenants, asked.loads)
         with (
             run_server(python, model, HOME / "server.log", asked.places) as url,
             serve_lab(home / "lab", model, serving_url=url, **options) as lab,
         ):
-            checks = [greedy_text, whole_weights, streams, copies, context, schemas, revocation]
-            outcomes = [run(check, lab) for check in checks]
-            outcomes.append(run(lambda lab: traffic(lab, asked.tenants, asked.loads), lab, "loads under traffic"))
+            outcomes = [run(name, partial(check, lab)) for name, check in checks.items() if is_asked(name, asked.only)]
+        if is_asked("offline audits", asked.only):
+            adapter = make_adapter(model, home / "adapter", 1)
+            outcomes.append(run("offline audits", lambda: audits(python, model, adapter, home)))
     return int(not all(outcomes))
 
 
-def run(check: Callable[[Lab], str], lab: Lab, name: str = "") -> bool:
-    """Carry out one check, and say what it found."""
+def is_asked(name: str, only: list[str] | None) -> bool:
+    """Return True if a check of this name is to be carried out."""
+    return not only or name in only
+
+
+def run(name: str, check: Callable[[], str]) -> bool:
+    """Carry out one check, and print what it found."""
     began = time.monotonic()
     try:
-        found, is_right = check(lab), True
+        found, is_right = check(), True
     except Exception as error:  # the other checks are carried out nevertheless
         found, is_right = f"{type(error).__name__}: {error}", False
-    shown = name or check.__name__.replace("_", " ")
-    sys.stdout.write(f"{'ok' if is_right else 'FAILED':6} {shown}: {found} ({time.monotonic() - began:.0f} s)\n")
+    sys.stdout.write(f"{'ok' if is_right else 'FAILED':6} {name}: {found} ({time.monotonic() - began:.0f} s)\n")
     sys.stdout.flush()
     return is_right
 
@@ -201,7 +213,7 @@ def traffic(lab: Lab, tenants: int, loads: int) -> str:
     right = {each: ask(lab, model, "Hello", each).choices[0].message.content for each, model in models.items()}
     assert len(set(right.values())) == tenants, "the adapters answer alike, so that nothing would be shown"
     adapters: Any = lab.app.state.serving.engines.adapters
-    stop, wrong, replies, refused, unproved = Event(), list[str](), [0], [0], Event()
+    stop, wrong, replies, refused, lost, unproved = Event(), list[str](), [0], [0], [0], Event()
 
     def serve(project: str) -> None:
         while not stop.is_set():
@@ -211,9 +223,11 @@ def traffic(lab: Lab, tenants: int, loads: int) -> str:
                 refused[0] += 1
                 continue
             except InternalServerError as error:
-                if error.code != "model_not_proved":
+                if error.code not in ("model_not_proved", "engine_lost"):
                     raise
-                unproved.set()
+                if error.code == "model_not_proved":
+                    unproved.set()
+                lost[0] += error.code == "engine_lost"  # a server that is short of CPU time did not answer in time
                 continue
             replies[0] += 1
             if text != right[project]:
@@ -236,9 +250,15 @@ def traffic(lab: Lab, tenants: int, loads: int) -> str:
         for each in asked:
             each.result()
     assert not wrong, f"{len(wrong)} of {replies[0]} replies were another's"
-    found = f"{tenants} tenants, {done} loads, {replies[0]} replies, 0 of another, {refused[0]} busy (vLLM {VERSION})"
-    return found + ("; then no adapter was proved any more" if unproved.is_set() else "")
+    found = f"{tenants} tenants, {done} loads, {replies[0]} replies, 0 of another, {refused[0]} busy, {lost[0]} lost"
+    return f"{found} (vLLM {VERSION})" + ("; then no adapter was proved any more" if unproved.is_set() else "")
 
+
+Check = Callable[[Lab], str]
+CHECKS: Sequence[Check] = (
+    *(greedy_text, whole_weights, unloadable, streams, copies, context, schemas, tools, revocation),
+    planted_swap,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

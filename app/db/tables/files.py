@@ -136,4 +136,4 @@ class DeletedPlace(Base):
     id: Mapped[str] = mapped_column(primary_key=True)  # the deleted row's id
     list_id: Mapped[str]  # the list's owner: a project, job or checkpoint
     created_at: Mapped[datetime]  # when the row was created
-    deleted_at: Mapped[datetime] = mapped_column(default=utc_now, index=True)
+    deleted_at: Mapped[datetime] = mapped_column(default=timestamp(), index=True)

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from typing_extensions import TypedDict
 
 from app.db.base import Base, Json, new_id, utc_now
+from app.db.session import timestamp
 from app.db.tables.job_records import (
     Adapter,
     CheckpointSafety,
@@ -239,7 +240,7 @@ class IdempotencyKey(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     request_hash: Mapped[str]
     job_id: Mapped[str]
-    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    created_at: Mapped[datetime] = mapped_column(default=timestamp())
 
 
 class DeletedModel(Base):

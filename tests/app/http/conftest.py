@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -208,3 +209,15 @@ def run(service: Service, spard: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Commands of the provider."""
     monkeypatch.setenv("SPARD_API_KEY", service.add_key("org-provider", "admin", "customer"))
     return spard
+
+
+@pytest.fixture(params=[-50, 50], ids=["days behind", "days ahead"])
+def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock of this process wrong, not that of the database."""
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Wrong:
+            return cls.fromtimestamp(datetime.now(UTC).timestamp() + request.param * 86_400, UTC)
+
+    monkeypatch.setattr("app.db.base.datetime", Wrong)

@@ -18,6 +18,8 @@ from app.inference import vllm_server
 from app.inference.vllm_server import Gate
 from tests.app.inference.conftest import Lab
 from tests.app.inference.vllm_stub import Vllm, serve_by_stub
+from tests.faults.storm import is_soak
+from tests.vllm_real.__main__ import traffic
 
 ASK: Any = {"messages": [{"role": "user", "content": "Hello there"}], "temperature": 0, "max_tokens": 12}
 WAIT_S = 60.0
@@ -43,6 +45,30 @@ def test_what_a_load_swaps_for_good_is_found_before_anybody_is_answered(served_l
     server.fault = None
     assert text(client, first) == right  # it was loaded and proved anew
     assert not server.swapped
+
+
+def test_what_was_computed_with_swapped_weights_is_not_used_after_the_next_proof(
+    served_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = served_lab.client()
+    first, second = served_lab.release(73), served_lab.release(74)
+    with serve_by_stub(served_lab, tmp_path, monkeypatch) as server:  # it looks again at loads alone
+        right, wrong = text(client, first), text(client, second)
+        server.blocks.clear()  # so that the swapped adapter computes the prompt
+        server.swapped[server.names[0]] = server.names[1]
+        assert text(client, first) == wrong
+        text(client, served_lab.release(75))
+        assert text(client, first) == right
+    assert [ask["model"] for ask in server.asks if ask.get("stream")].count(server.loads[0][0]) == 3
+
+
+def test_projects_share_no_computed_prompts_and_probes_none(served_lab: Lab, server: Vllm) -> None:
+    for project in ("org-customer", "org-other", "org-customer"):
+        text(served_lab.client(project), "tiny")
+    salts = [ask["cache_salt"] for ask in server.asks if ask.get("stream")]
+    assert salts[0] == salts[2] != salts[1]
+    of_probes = [ask["cache_salt"] for ask in server.asks if not ask.get("stream")]
+    assert len({*of_probes, *salts}) == len(of_probes) + 2
 
 
 def test_a_base_model_that_a_load_moves_is_answered_no_more(served_lab: Lab, server: Vllm) -> None:
@@ -99,6 +125,22 @@ def test_what_is_swapped_while_it_serves_is_found_and_what_is_being_written_ends
             reply.result(WAIT_S)
     assert ended.value.code == "model_not_proved"
     assert [text(client, each) for each in (first, second)] == right
+
+
+def test_no_tenant_gets_another_s_reply_while_many_adapters_are_loaded(
+    served_lab: Lab, server: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load would swap what is being written, and each twentieth swaps all other adapters for good."""
+    tenants, loads = (8, 200) if is_soak() else (3, 4)
+    load, swaps_after = server.load, 20 if is_soak() else tenants + 2
+
+    def load_and_swap(name: str, path: str) -> None:
+        server.fault = "swaps_in_flight" if (len(server.loads) + 1) % swaps_after else "swaps"
+        load(name, path)
+
+    monkeypatch.setattr(server, "load", load_and_swap)
+    assert f"{tenants} tenants, {loads} loads" in traffic(served_lab, tenants, loads)
+    assert len(server.loads) > swaps_after
 
 
 def test_a_load_that_finds_no_pause_is_refused_and_the_others_go_on(

@@ -47,6 +47,8 @@ class Vllm:
     refuses  the words of a 400 to every reply
     swapped  adapters that answer under the names of others
     noise    of a logit, in nats: what a server rounds, alike for the same prompt and adapter
+    blocks   the adapter with which each prompt was computed first, by model, salt and tokens: as vLLM's cache of
+             prompts, it is not emptied by a load
 
     `before_token` is called before each token with the request's model.
     """
@@ -67,6 +69,7 @@ class Vllm:
     asks: list[dict[str, Any]] = field(default_factory=list)
     loads: list[tuple[str, list[str]]] = field(default_factory=list)  # names, and the models that were being written
     running: list[Writing] = field(default_factory=list)
+    blocks: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.model: Any = self.base.model
@@ -138,7 +141,7 @@ class Writing:
         server, ask, written, end = self.server, self.ask, 0, None
         with server.lock:
             server.running.append(self)
-            self.batch.join(ask["prompt"], server.adapter(ask["model"]), 1)
+            self._read_prompt()
         try:
             while end is None:
                 server.before_token(ask["model"])
@@ -156,6 +159,19 @@ class Writing:
                         self.batch.step([token])
         finally:
             server.running.remove(self)
+
+    def _read_prompt(self) -> None:
+        """Read the prompt, all but its last token with the adapter that has read it first."""
+        *start, last = prompt = self.ask["prompt"]
+        name = self.server.adapter(self.model)
+        key = (self.model, self.ask.get("cache_salt"), *prompt)
+        first = self.server.blocks.setdefault(key, name)
+        if first == name or not start:
+            self.batch.join(prompt, name, 1)
+            return
+        self.batch.join(start, first, 1)
+        self.batch.names = [name]
+        self.batch.step([last])
 
     def _noise(self) -> Tensor:
         seed = hash((tuple(self.ask["prompt"]), self.batch.names[0], self.server.noise)) % 2**31

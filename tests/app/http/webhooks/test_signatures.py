@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import openai
@@ -61,6 +62,25 @@ def test_after_a_rotation_both_secrets_are_valid_for_a_day(
     assert unwrap(new, *receiver.got[1]).data.id == cancelled_job
     with pytest.raises(openai.InvalidWebhookSignatureError):
         unwrap(endpoint["secret"], *receiver.got[1])
+
+
+@pytest.mark.usefixtures("wrong_clock")
+@pytest.mark.parametrize("left", [-timedelta(hours=1), timedelta(hours=1)], ids=["ended", "valid"])
+def test_a_replaced_secret_signs_by_it(
+    service: Service, receiver: Receiver, endpoint: dict[str, Any], cancelled_job: str, left: timedelta
+) -> None:
+    new = "whsec_" + "A" * 43 + "="
+    with db.transaction(service.app.state.engine) as session:
+        until = db.clock(session) + left
+        changed = {"secret": new, "old_secret": endpoint["secret"], "old_secret_until": until}
+        session.execute(update(WebhookEndpoint).values(**changed))
+    Courier(service.app.state.engine, allow_local=True).deliver_due()
+    assert unwrap(new, *receiver.got[0]).data.id == cancelled_job
+    if left > timedelta(0):
+        assert unwrap(endpoint["secret"], *receiver.got[0]).data.id == cancelled_job
+    else:
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            unwrap(endpoint["secret"], *receiver.got[0])
 
 
 def test_the_secret_is_shown_once(customer: TestClient, endpoint: dict[str, Any]) -> None:
