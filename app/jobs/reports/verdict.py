@@ -253,7 +253,8 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
         return
     elsewhere = _other_failed_suites(report, attacks)
     yield Words(f"{attacks.hits} of {attacks.n}", "" if elsewhere else look)
-    yield Words(" attack succeeds on this model" if attacks.hits == 1 else " attacks succeed on this model")
+    attack, succeed = "attack" if attacks.n == 1 else "attacks", "succeeds" if attacks.hits == 1 else "succeed"
+    yield Words(f" {attack} {succeed} on this model")
     worst = max((each for each in elsewhere if each.kind in ATTACKS), key=_share, default=None)
     if worst is not None:
         yield Words(f"; of the suite “{worst.suite}”, ")
