@@ -16,7 +16,7 @@ from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = os.pathsep.join(str(ROOT / name) for name in ("", "lab"))
-LIMIT_S = 800  # for one command, on a machine that does other things too
+LIMIT_S = 3000  # for one command: no bound on speed, on whatever machine
 
 
 @dataclass
