@@ -55,7 +55,7 @@ vllm: setup  ## run the serving path through a real vLLM for CPUs, in an environ
 	$(BIN)/python -m tests.vllm_real
 
 gpu: setup  ## run the tests that need a GPU
-	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -rs tests/spard/test_on_gpu.py tests/app/inference/test_engine_on_gpu.py
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -rs tests/spard/test_on_gpu.py tests/app/inference/test_engine_in_bfloat16.py
 
 coverage: setup  ## run the tests and show which lines they miss
 	$(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term-missing:skip-covered

@@ -24,7 +24,7 @@ from app.audit_log import CALLER, Caller
 from app.errors import Forbidden, HasNone, NotFound, Unauthorized
 from app.http.lanes import common_threads
 from app.http.rate_limit import KeyThrottle, RateLimits
-from app.keys import Principal, Recognized
+from app.keys import Authentication, Principal
 from app.settings import Settings
 
 _USE_WAIT_S = 1.0
@@ -50,7 +50,9 @@ def recognize_key(request: Request, engine: Engine, settings: Settings, caller: 
     return found.principal
 
 
-def _recognize_key(request: Request, reader: db.Reader, settings: Settings, caller: Caller, secret: str) -> Recognized:
+def _recognize_key(
+    request: Request, reader: db.Reader, settings: Settings, caller: Caller, secret: str
+) -> Authentication:
     throttle: KeyThrottle = request.app.state.key_throttle
     throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
     found = keys.authenticate(reader, secret)
@@ -64,7 +66,7 @@ def _recognize_key(request: Request, reader: db.Reader, settings: Settings, call
     return found
 
 
-def _note_use(engine: Engine, found: Recognized) -> None:
+def _note_use(engine: Engine, found: Authentication) -> None:
     """Store the time of a key's use, at intervals; call this while the request has no other open transaction.
 
     If another program has locked the database, a later request stores it: a read must not wait for that.
@@ -91,7 +93,7 @@ def signed_in_browser(request: Request, engine: Engine, settings: Settings, call
 
 def _recognize_browser(
     request: Request, session: Session, settings: Settings, caller: Caller, cookie: str
-) -> Recognized | None:
+) -> Authentication | None:
     found = keys.recognize_cookie(session, cookie)
     if found:
         own = found.requests_per_minute
@@ -150,7 +152,7 @@ class Answers:
 
     def _answer(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         engine: Engine = self.request.app.state.engine
-        found: Recognized | None = None
+        found: Authentication | None = None
         try:
             with db.look(engine) as connection:
                 found = self._recognize(connection)
@@ -160,7 +162,7 @@ class Answers:
                 _note_use(engine, found)
         return Response(text, media_type="application/json")
 
-    def _recognize(self, connection: Connection) -> Recognized:
+    def _recognize(self, connection: Connection) -> Authentication:
         settings: Settings = self.request.app.state.settings
         caller = request_caller(self.request)
         if self.secret is not None:

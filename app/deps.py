@@ -167,7 +167,7 @@ async def _customer(principal: Annotated[Principal, Depends(_principal)], reques
     return reader(principal) if request.method == "GET" else require_scope("customer", principal)
 
 
-class _Answering(SecurityBase):
+class _KeyAuthentication(SecurityBase):
     """Reads the key itself and documents it in the API reference: a separate dependency costs every request."""
 
     model, scheme_name = _bearer.model, _bearer.scheme_name
@@ -195,7 +195,7 @@ KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever it
 
 CustomerDep = Annotated[Principal, Depends(_customer)]
 
-AnswersDep = Annotated[Answers, Depends(_Answering())]  # for frequent reads
+AnswersDep = Annotated[Answers, Depends(_KeyAuthentication())]  # for frequent reads
 
 AdminDep = Annotated[Principal, Depends(_admin)]
 

@@ -59,7 +59,7 @@ class Principal:
 
 
 @dataclass(frozen=True, slots=True)
-class Recognized:
+class Authentication:
     """The result of a successful authentication.
 
     requests_per_minute  the project's own rate limit; None if it has none
@@ -85,7 +85,7 @@ class _KeyRow(NamedTuple):
     now: datetime  # by the database's clock
 
 
-_BY_PREFIX = db.Prepared(
+_BY_PREFIX = db.PreparedStatement(
     select(*(getattr(ApiKey, name) for name in _KeyRow._fields[:-2]), Quota.requests_per_minute, db.timestamp())
     .outerjoin(Quota, Quota.project_id == ApiKey.project_id)
     .where(ApiKey.prefix == bindparam("prefix")),
@@ -101,7 +101,7 @@ def create(
     return _add(session, project_id, name, scopes, secret, owner), secret
 
 
-def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
+def authenticate(reader: db.Reader, secret: str) -> Authentication | None:
     """Authenticate a key; return None if it is not valid. An unknown prefix takes as long to refuse as a wrong key.
 
     Every request begins with this statement, so a revoked key is refused from the next request on.
@@ -121,7 +121,7 @@ def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
     last = found.last_used_at
     is_noted = last is not None and found.now - last < _NOTED_EVERY
     principal = Principal(found.project_id, found.id, frozenset(found.scopes))
-    return Recognized(principal, found.requests_per_minute, is_noted)
+    return Authentication(principal, found.requests_per_minute, is_noted)
 
 
 def is_good(key: ApiKey, now: datetime) -> bool:
@@ -284,7 +284,7 @@ def begin_session(session: Session, principal: Principal) -> str:
     return secret
 
 
-def recognize_cookie(session: Session, secret: str) -> Recognized | None:
+def recognize_cookie(session: Session, secret: str) -> Authentication | None:
     """Return the principal of a cookie, in one statement; None if cookie or key are no longer valid."""
     columns = (BrowserSession.expires_at, ApiKey, Project.name, Quota.requests_per_minute, db.timestamp())
     query = select(*columns).select_from(BrowserSession).join(ApiKey).join(Project, Project.id == ApiKey.project_id)
@@ -298,7 +298,7 @@ def recognize_cookie(session: Session, secret: str) -> Recognized | None:
     if expires_at <= now or not is_good(key, now):
         return None
     principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest, project_name=name)
-    return Recognized(principal, per_minute, is_use_noted=True)
+    return Authentication(principal, per_minute, is_use_noted=True)
 
 
 def end_session(session: Session, secret: str) -> None:

@@ -45,7 +45,7 @@ from app.http.rate_limit import KeyThrottle, RateLimits
 from app.http.validation_errors import first_fault
 from app.inference import call_leases
 from app.inference.call_leases import ledger_folder
-from app.inference.service import Serving, server_watch
+from app.inference.service import InferenceService, server_watch
 from app.inference.vllm import unload_withdrawn
 from app.jobs import later_audits, lease
 from app.jobs.stream import Streams
@@ -100,7 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.streams, app.state.stream_slots = Streams(app.state.engine), Slots("streams", "too_many_streams")
     limits = RateLimits(settings.broker_url.get_secret_value() if settings.broker_url else None)
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
-    app.state.serving = Serving(settings, app.state.engine, app.state.storage, limits)
+    app.state.serving = InferenceService(settings, app.state.engine, app.state.storage, limits)
     app.state.server_watch = server_watch(settings, app.state.engine, app.state.serving.clients)
     app.state.worker = None  # the supervisor of the embedded mode's worker, if there is one
     app.add_middleware(Envelope)
@@ -166,7 +166,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
     """Return the threads that run beside the requests until `stop` is set, not started yet."""
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
     courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
-    sweeper = retention.Sweeper(app.state.engine, app.state.storage, timedelta(seconds=settings.objects_check_s))
+    sweeper = retention.RetentionLoop(app.state.engine, app.state.storage, timedelta(seconds=settings.objects_check_s))
     return [
         Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox", daemon=True),
         Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),

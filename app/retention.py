@@ -43,7 +43,7 @@ _RESUMED = ("checkpoints", "stage")  # folders of an attempt with its resume sta
 _DELIVERIES_STAY = timedelta(days=30)
 
 
-class Sweeper:
+class RetentionLoop:
     """Sweeps periodically, and every `check_every` compares rows and storage, which only reports."""
 
     def __init__(self, engine: Engine, storage: Storage, check_every: timedelta) -> None:

@@ -22,11 +22,11 @@ from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, InvalidState, NotFound, TooLarge
 from app.files import service as files
 from app.files.schemas import FileOut
-from app.files.upload import Received, check_purpose, clean_name, file_key, name_of_lines, new_file, write_checked
+from app.files.upload import ReceivedFile, check_purpose, clean_name, file_key, name_of_lines, new_file, write_checked
 from app.files.validation import Limits
 from app.http.bodies import Form
 from app.http.schemas import Body, UnixTime
-from app.objects import Planned
+from app.objects import PlannedObject
 from app.storage import Storage
 from spard.data import jsonl
 from spard.data.row_rules import TrainingRows
@@ -217,11 +217,11 @@ def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str
     part = UploadPart(id=new_id("part_"), upload_id=upload_id)
     expected = form.most_bytes(PART_BYTES)
 
-    def plan(session: Session) -> Sequence[Planned]:
+    def plan(session: Session) -> Sequence[PlannedObject]:
         upload = pending(session, project_id, upload_id)
         room = quotas.room_for_part(session, upload, expected)
         part.storage_key = f"{folder(upload)}/{part.id}"
-        return [Planned(part.storage_key, project_id, upload_id, room.bytes, room.limit)]
+        return [PlannedObject(part.storage_key, project_id, upload_id, room.bytes, room.limit)]
 
     with objects.writing(storage, begin, plan) as writing:
         part.bytes = writing.write(part.storage_key, _at_most(PART_BYTES, form.file())).bytes
@@ -289,13 +289,13 @@ def _complete(
                 yield chunk
 
     # 0 bytes: the upload counts against the quota until the file replaces it.
-    planned = [Planned(key, upload.project_id, file_id)]
+    planned = [PlannedObject(key, upload.project_id, file_id)]
     with objects.writing(storage, begin, lambda session: planned) as writing:
         stored, report = write_checked(writing, key, chunks(), TrainingRows(), limits, upload.filename)
         if ask.md5 is not None and digest.hexdigest() != ask.md5.lower():
             message = f"The MD5 of the file is {digest.hexdigest()}, not {ask.md5.lower()}."
             raise InvalidRequest(message, code="md5_mismatch", param="md5")
-        received = Received(key, name_of_lines(upload.filename), stored, report)
+        received = ReceivedFile(key, name_of_lines(upload.filename), stored, report)
         file = new_file(file_id, upload.project_id, received, limits, expires_at=_expiry(upload))
         with begin() as session:
             writing.keep(session, key)

@@ -36,8 +36,8 @@ from app.db.tables import BaseModelEntry, InferenceCall, Project, Quota
 from app.http.connections import BoundedHttp
 from app.inference.call_leases import complete_lost, ledger_folder
 from app.inference.engine_process import Stream
-from app.inference.protocol import Ask, Proof, Said
-from app.inference.released import Released
+from app.inference.protocol import Ask, EngineMessage, Proof
+from app.inference.released import ReleasedModel
 from app.main import served_app
 from app.settings import Settings
 from benchmarks import billing_outages
@@ -75,7 +75,7 @@ class Words:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Start writing `max_tokens` words; return the stream, a prompt length of 3 tokens, and no proof."""
         stream = Stream(1, lambda number: None)
         task = asyncio.get_running_loop().create_task(self._write(stream, ask["max_tokens"] or 1))
@@ -96,7 +96,14 @@ class Words:
     async def _write(self, stream: Stream, most: int) -> None:
         for i in range(1, most + 1):
             await asyncio.sleep(random.uniform(0.001, 0.01))
-            piece: Said = {"kind": "piece", "id": 1, "index": 0, "text": "on ", "reply_tokens": i, "finish": None}
+            piece: EngineMessage = {
+                "kind": "piece",
+                "id": 1,
+                "index": 0,
+                "text": "on ",
+                "reply_tokens": i,
+                "finish": None,
+            }
             piece["tokens"] = [{"token": "on ", "logprob": -1.0, "bytes": [], "top_logprobs": []}]
             piece["finish"] = "length" if i == most else None
             stream.put(piece)

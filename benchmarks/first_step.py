@@ -33,8 +33,8 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 from worker.inputs import file_digests
 from worker.process import COMMAND, Child, environment
-from worker.protocol import Wanted, prefetch_key
-from worker.sandbox import Cell
+from worker.protocol import ModelRequest, prefetch_key
+from worker.sandbox import ChildSandbox
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 
 MARKS = ("embed", "select", "train", "first step", "CPU s")
@@ -55,9 +55,9 @@ def main() -> None:
         print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; ", end="")
         print(f"{asked.rows} rows, wall seconds after the folder was handed over")
         print("".join(f"{name:>12}" for name in ("job", *MARKS)))
-        wanted: Wanted | None = None
+        wanted: ModelRequest | None = None
         for number in range(1, asked.jobs + 1):
-            child = Child(COMMAND, environment(settings), Cell.from_settings(settings))
+            child = Child(COMMAND, environment(settings), ChildSandbox.from_settings(settings))
             if wanted and not asked.cold:
                 child.read_ahead(wanted)
             time.sleep(WARM_S)

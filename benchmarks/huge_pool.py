@@ -33,7 +33,7 @@ CLUSTERS = 2000
 NEAR = 40  # clusters that the task rows are drawn from
 
 
-class Counted(Shards):
+class CountingShards(Shards):
     """Shards that count the bytes of the rows read from them."""
 
     read = 0
@@ -74,7 +74,7 @@ def main() -> None:
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     with TemporaryDirectory(prefix="spard-pool-", dir=asked.folder) as folder:
-        shards = Counted(_write_pool(Path(folder), asked))
+        shards = CountingShards(_write_pool(Path(folder), asked))
         task_MD = _task(asked)
         whole, peak = len(shards) * shards.shape[1] * 4, Peak()
         print(
@@ -123,7 +123,7 @@ def oracle(pool_ND: Vectors, q_N: Tensor, k: int, beta: float = 4.0) -> list[int
     return chosen
 
 
-def _print_result(what: str, seconds: float, shards: Counted, whole: int) -> None:
+def _print_result(what: str, seconds: float, shards: CountingShards, whole: int) -> None:
     print(f"{what}: {seconds:.2f} CPU s, {shards.read / 1e9:.2f} GB read, {shards.read / whole:.2f} times the pool")
     shards.read = 0
 

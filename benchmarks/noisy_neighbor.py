@@ -26,7 +26,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.noisy_cases import CASES, LOUD, QUIET, Case, Request
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests.app.inference.conftest import Lab, serve_lab
 from tests.spard.parts import write_model
 
@@ -118,14 +118,14 @@ def _quiet_client(lab: Lab) -> Iterator[Callable[[Request, int], list[float]]]:
 @contextmanager
 def _spinning_engines() -> Iterator[None]:
     """Make the service start `benchmarks.noisy_engine`, which has a schema that never compiles, as its engine."""
-    command = walls.isolated_command
+    command = sandbox.isolated_command
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def spinning_command(found: walls.Walls, order: Sequence[str]) -> list[str]:
+    def spinning_command(found: sandbox.Sandbox, order: Sequence[str]) -> list[str]:
         return command(found, ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order])
 
-    with patch.object(walls, "isolated_command", spinning_command):
+    with patch.object(sandbox, "isolated_command", spinning_command):
         yield
 
 

@@ -45,7 +45,7 @@ LIMITS = GateThresholds()
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredAudit:
     """A whole audit: the suites, the fine-tuned model's replies and results by suite, and the base model's results.
 
     `looked_twice` names the suites that an audit may ask a second time with more prompts.
@@ -59,7 +59,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class Replay:
     """The decision and the number of both models' replies for each order of one job.
 
     `whole` is the decision of the whole audit and `of` its number of replies.
@@ -154,7 +154,7 @@ def _to_json(measured: Measurement) -> dict[str, Any]:
     }
 
 
-def _read(stored: Mapping[str, Any]) -> Stored:
+def _read(stored: Mapping[str, Any]) -> StoredAudit:
     adapter = [read_record(SuiteResult, each["result"]) for each in stored["suites"]]
     suites = [
         Suite(result.suite, result.kind, tuple(read_record(Prompt, prompt) for prompt in each["prompts"]))
@@ -168,18 +168,18 @@ def _read(stored: Mapping[str, Any]) -> Stored:
     twice = stored["looked_twice"]
     marked = [replace(each, looks=2 if each.suite in twice else None) for each in adapter]
     base = {each["suite"]: read_record(SuiteResult, each) for each in stored["base"]}
-    return Stored(suites, replies, marked, base, twice)
+    return StoredAudit(suites, replies, marked, base, twice)
 
 
-def _replay(name: str, stored: Stored, orders: int) -> Replayed:
+def _replay(name: str, stored: StoredAudit, orders: int) -> Replay:
     whole = gate(list(stored.base.values()), stored.adapter, LIMITS).decision
     of = sum(each.prompt_count for each in stored.adapter)
     of += sum(each.prompt_count for each in stored.base.values() if each.kind not in PLAIN)
     found = [_in_order(stored, str(order)) for order in range(orders)]
-    return Replayed(name, whole, [each for each, _ in found], [replies for _, replies in found], of)
+    return Replay(name, whole, [each for each, _ in found], [replies for _, replies in found], of)
 
 
-def _in_order(stored: Stored, order: str) -> tuple[str, int]:
+def _in_order(stored: StoredAudit, order: str) -> tuple[str, int]:
     """Run a sequential audit on the stored replies; return its decision and the number of both models' replies.
 
     The base model's results of mined suites are emptied first, because a real audit asks them only when needed.
@@ -212,14 +212,14 @@ def _in_order(stored: Stored, order: str) -> tuple[str, int]:
     return gate(list(known.values()), adapter, LIMITS).decision, asked
 
 
-def _row(each: Replayed) -> str:
+def _row(each: Replay) -> str:
     mean = sum(each.replies) / len(each.replies)
     return (
         f"{each.name}: {each.whole}, otherwise {each.otherwise} of {len(each.decisions)}; {each.of} replies, {mean:.0f}"
     )
 
 
-def _sums(found: Sequence[Replayed]) -> Iterator[str]:
+def _sums(found: Sequence[Replay]) -> Iterator[str]:
     orders = sum(len(each.decisions) for each in found)
     otherwise, released = sum(each.otherwise for each in found), sum(each.released_count for each in found)
     yield f"{len(found)} jobs, {orders} orders: {otherwise} decided otherwise, {released} passed that would fail"

@@ -4,13 +4,15 @@
 
 DIR has the model of `spard lab real`; it is made there in about 20 CPU minutes if it is missing. The arms:
 
-- plain: TRL's SFTTrainer with a LoRA adapter of the same rank and modules, and its other defaults;
+- plain: TRL's SFTTrainer with a LoRA adapter of the same rank and modules, and its other defaults, in float32;
+- plain bf16: the same with its option `bf16`;
 - small: a defended job with the small audit of a policy (`spard.config.AUDITS`);
 - full: a defended job with the default audit.
 
-All train the same rows of an honest customer (two seeds of the lab) for the same epochs in the same batches, each in a
-process of its own. CPU seconds are those of the process and its children, from start to end. Memory is the largest sum
-of the resident memory of these processes, looked at every fifth of a second.
+With `SPARD_CPU_DTYPE=bfloat16` the jobs compute in bfloat16. All train the same rows of an honest customer (two seeds
+of the lab) for the same epochs in the same batches, each in a process of its own. CPU seconds are those of the process
+and its children, from start to end. Memory is the largest sum of the resident memory of these processes, looked at
+every fifth of a second.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import psutil
 
 from benchmarks.training import LONGEST, LORA
 
-ARMS = ("plain", "small", "full")
+ARMS = ("plain", "plain bf16", "small", "full")
 BATCH, SEED, LOOK_S = 8, 1, 0.2
 MULTIPLIER = 0.35  # of the learning rate, as in the demo on this model
 
@@ -103,8 +105,10 @@ def _train(arm: str, models: Path, folder: Path, epochs: int, threads: int) -> N
 
     torch.set_num_threads(threads)
     _, made = make_models(RealLab(), models, threads)
-    words = _plain(made / "model", folder, epochs) if arm == "plain" else _job(arm, made / "model", folder, epochs)
-    print(words)
+    if arm.startswith("plain"):
+        print(_plain(made / "model", folder, epochs, is_narrow=arm == "plain bf16"))
+    else:
+        print(_job(arm, made / "model", folder, epochs))
 
 
 def _job(arm: str, model: Path, folder: Path, epochs: int) -> str:
@@ -128,7 +132,7 @@ def _job(arm: str, model: Path, folder: Path, epochs: int) -> str:
     return f"{report.gate.decision}; replies {dict(report.replies)}"
 
 
-def _plain(model: Path, folder: Path, epochs: int) -> str:
+def _plain(model: Path, folder: Path, epochs: int, *, is_narrow: bool) -> str:
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -142,7 +146,7 @@ def _plain(model: Path, folder: Path, epochs: int) -> str:
         "report_to": [],
         "disable_tqdm": True,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": is_narrow,
         "seed": SEED,
     }
     with TemporaryDirectory(prefix="spard-whole-job-trl-") as out:

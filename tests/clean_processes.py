@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 import pytest
 
 from spard.pipeline import library
-from spard.release.proof import CleanProcess, Seen
+from spard.release.proof import CleanProcess, ProofResult
 from worker import pipeline
 
 
@@ -71,7 +71,7 @@ class _PooledCleanProcess(CleanProcess):
         else:
             super().__exit__(*exc)
 
-    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
+    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> ProofResult:
         """Remember whether the question was answered: a run may be stopped while it waits."""
         self._answers = False
         seen = super().see(ask, go_on)

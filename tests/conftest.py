@@ -20,7 +20,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests import levels, servers, surroundings
 from tests.file_order import FileOrder
 from tests.place import Place
@@ -97,7 +97,7 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     (site / "vllm" / "lora" / "request.py").write_text("from vllm import LoRARequest\n")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{os.environ['PYTHONPATH']}")
-    walls.program_paths.cache_clear()
+    sandbox.program_paths.cache_clear()
 
     def install(fault: str) -> Path:
         monkeypatch.setenv("VLLM_FAKE_FAULT", fault)
@@ -106,7 +106,7 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
     install("")
     yield install
-    walls.program_paths.cache_clear()
+    sandbox.program_paths.cache_clear()
 
 
 @pytest.fixture(scope="session")

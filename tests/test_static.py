@@ -41,13 +41,13 @@ def faults(tree: ast.AST) -> Iterator[str]:
                 yield module
 
 
-WALLED = {"spard/isolation/program.py": ["exec", "exec"]}  # runs what a model wrote, behind walls
+SANDBOXED = {"spard/isolation/program.py": ["exec", "exec"]}  # runs what a model wrote, in a sandbox
 
 
 def test_our_code_asks_no_shell_and_unpickles_nothing() -> None:
     assert len(SOURCES) > 150
     found = {str(path.relative_to(ROOT)): list(faults(ast.parse(path.read_text()))) for path in SOURCES}
-    assert {path: names for path, names in found.items() if names} == WALLED
+    assert {path: names for path, names in found.items() if names} == SANDBOXED
 
 
 def of_storage(tree: ast.AST, methods: set[str]) -> set[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from spard.data.chat import NO_LOSS, Encoded, encode, get_renderer, render_prompt
+from spard.data.chat import NO_LOSS, EncodedSample, encode, get_renderer, render_prompt
 from spard.data.renderer import self_rendering
 from spard.data.rows import Example, Message, is_learned
 from spard.errors import SpardError
@@ -167,7 +167,7 @@ def outcomes(name: str, template: str) -> tuple[Outcome, ...]:
     return tuple(outcome(tokenizer, each) for each in CONVERSATIONS.values())
 
 
-def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, is_exact: bool) -> Iterator[str]:
+def _learned_faults(tokenizer: Any, conversation: Example, encoded: EncodedSample, *, is_exact: bool) -> Iterator[str]:
     """Yield differences between the learned text and the assistant's words with their end token."""
     renderer = get_renderer(tokenizer)
     turns = [turn for turn in conversation.messages if is_learned(turn)]
@@ -187,7 +187,7 @@ def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, 
             yield f"{text!r} does not end at a stop token"
 
 
-def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> Iterator[str]:
+def _prompt_faults(tokenizer: Any, conversation: Example, encoded: EncodedSample) -> Iterator[str]:
     """Yield differences between the tokens before an answer and the served prompt."""
     renderer = get_renderer(tokenizer)
     places = [i for i, turn in enumerate(conversation.messages) if is_learned(turn)]
@@ -221,7 +221,7 @@ def template_sources(tokenizer: Any) -> dict[str, str]:
     return template if isinstance(template, dict) else {"default": template}
 
 
-def _learned_runs(sample: Encoded) -> list[tuple[int, list[int]]]:
+def _learned_runs(sample: EncodedSample) -> list[tuple[int, list[int]]]:
     """Return (start, tokens) of each run of learned tokens."""
     found: list[tuple[int, list[int]]] = []
     for at, label in enumerate(sample.labels):

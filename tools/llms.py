@@ -25,7 +25,7 @@ _SENTENCE = re.compile(r".+?[.:?](?=\s|$)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class SitePage:
     """A page of the navigation: its section, its title there, and its name in the site."""
 
     section: str
@@ -43,7 +43,7 @@ class Listed:
         return f"- [{self.title or title(self.path)}]({self.name})" + (f": {about}" if about else "")
 
 
-def pages() -> list[Listed]:
+def pages() -> list[SitePage]:
     """Return all pages, in the order of the navigation."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     return [page for entry in nav for page in _list_entries("Start", entry)]
@@ -116,13 +116,13 @@ def _site_name(path: Path) -> str | None:
     return None
 
 
-def _list_entries(section: str, entry: Any) -> Iterator[Listed]:
+def _list_entries(section: str, entry: Any) -> Iterator[SitePage]:
     if isinstance(entry, str):
-        yield Listed(section, "", entry)
+        yield SitePage(section, "", entry)
         return
     for name, below in entry.items():
         if isinstance(below, str):
-            yield Listed(section, name, below)
+            yield SitePage(section, name, below)
         else:
             for each in below:
                 yield from _list_entries(section if section != "Start" else name, each)

@@ -9,9 +9,6 @@ word         a name that is private to its author (`own`, `taker`)
 glossary     a module, class or function of the product whose name has a word of the column "not" of docs/glossary.md
 docstring    one that has no word beside those of the name
 
-Names that were there before the rules for classes and for the glossary are listed in `tools/names_to_replace.txt` and
-pass until they are replaced; a new name does not get onto the list.
-
 Dunder methods and the tests themselves (`test_...`) are left out: Python or a sentence decides their names.
 """
 
@@ -27,7 +24,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GLOSSARY = ROOT / "docs" / "glossary.md"
-TO_REPLACE = ROOT / "tools" / "names_to_replace.txt"
 PRODUCT = ("app", "worker", "spard", "lab/spard_lab", "tools", "benchmarks")
 FOLDERS = (*PRODUCT, "lab", "tests", "examples")
 
@@ -91,7 +87,6 @@ ALLOWED_WORDS = {  # single names with a word of that column, with the reason fo
     "name_host": "the kernel's word: sethostname",
     "_look_up_host": "a host name, in DNS",
     "Sampling": "of tokens: OpenAI's parameters",
-    "SandboxUnavailable": "its error code `sandbox_unavailable` is stable",
     "UserError": "base of the errors of `spard`, which customers' programs catch",
     "enter_user_namespace": "the kernel's word",
     "retry_after_s": "HTTP's header",
@@ -220,17 +215,9 @@ def find_faults(root: Path = ROOT) -> Iterator[Finding]:
                     yield Finding(path, node.lineno, node.name, why)
 
 
-def names_to_replace() -> list[tuple[str, str]]:
-    """Return the (path, name) of each listed name that breaks a rule."""
-    lines = TO_REPLACE.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split() for line in lines if line and not line.startswith("#")]
-    return [(path, name) for path, name in pairs]
-
-
 def main() -> int:
-    """Print the findings that are not listed; return 1 if there are any."""
-    known = set(names_to_replace())
-    found = [each for each in find_faults() if (each.path.as_posix(), each.name) not in known]
+    """Print the findings; return 1 if there are any."""
+    found = list(find_faults())
     for each in found:
         print(each)
     if found:

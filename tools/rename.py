@@ -1,4 +1,4 @@
-"""Rename functions and methods by the table `tools/renames.toml`, everywhere at once: `python -m tools.rename`.
+"""Rename functions, methods and classes by `tools/renames.toml`, everywhere at once: `python -m tools.rename`.
 
 The table maps, per module, old qualified names to new last names: `"Frame.seen" = "project"`. mypy resolves every name
 and attribute in the sources, so equal names of other things are not touched. Rewritten are definitions, overrides in

@@ -14,18 +14,24 @@ TEXTS = ("docs", "deploy", "requirements", "service", "tools", "tests", "finding
 _TEXT_SUFFIXES = {".md", ".toml", ".yml", ".yaml", ".txt", ".sh", ".jinja", ".html", ".cfg"}
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+AnyDefinition = AnyFunction | ast.ClassDef
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One `def`; a qualified name may have several, such as overloads."""
+    """One `def` or `class`; a qualified name may have several, such as overloads."""
 
     module: str
     qualified: str  # `Class.method`, `outer.inner`
     path: Path
-    node: AnyFunction = field(hash=False, compare=False)
+    node: AnyDefinition = field(hash=False, compare=False)
     owner: ast.Module | ast.ClassDef | AnyFunction = field(hash=False, compare=False)
     line: int = 0
+
+    @property
+    def is_class(self) -> bool:
+        """True for a class."""
+        return isinstance(self.node, ast.ClassDef)
 
     @property
     def is_fixture(self) -> bool:
@@ -72,24 +78,22 @@ class Source:
         return self.raw.split(b"\n")
 
     def definitions(self) -> Iterator[Definition]:
-        """Yield every function, including those in classes and other functions."""
+        """Yield every function and class, including those in classes and functions."""
         yield from self._walk(self.tree, self.tree, "")
 
     def _walk(self, node: ast.AST, owner: ast.Module | ast.ClassDef | AnyFunction, prefix: str) -> Iterator[Definition]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, AnyFunction):
+            if isinstance(child, AnyDefinition):
                 yield Definition(self.module, prefix + child.name, self.path, child, owner, child.lineno)
-                yield from self._walk(child, child, f"{prefix}{child.name}.")
-            elif isinstance(child, ast.ClassDef):
                 yield from self._walk(child, child, f"{prefix}{child.name}.")
             else:
                 yield from self._walk(child, owner, prefix)
 
-    def name_column(self, node: AnyFunction) -> int:
-        """Return the column of a function's name in its `def` line."""
-        match = re.compile(rb"(?:async\s+)?def\s+").match(self.lines[node.lineno - 1], node.col_offset)
+    def name_column(self, node: AnyDefinition) -> int:
+        """Return the column of a definition's name in its `def` or `class` line."""
+        match = re.compile(rb"(?:async\s+)?(?:def|class)\s+").match(self.lines[node.lineno - 1], node.col_offset)
         if match is None:
-            raise ValueError(f"{self.path}:{node.lineno}: there is no def")
+            raise ValueError(f"{self.path}:{node.lineno}: there is no definition")
         return match.end()
 
 
@@ -108,6 +112,7 @@ class Sources:
         for folder in FOLDERS:
             for path in sorted((root / folder).rglob("*.py")):
                 parts = path.relative_to(root).with_suffix("").parts
+                parts = parts[1:] if parts[:2] == ("lab", "spard_lab") else parts  # a root of imports of its own
                 module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
                 python[module] = Source(path, module, path.read_bytes())
         texts = [path for path in root.iterdir() if path.suffix in _TEXT_SUFFIXES or path.name == "Makefile"]
@@ -118,7 +123,7 @@ class Sources:
 
     @cached_property
     def definitions(self) -> dict[tuple[str, str], tuple[Definition, ...]]:
-        """All functions by module and qualified name."""
+        """All functions and classes by module and qualified name."""
         found: dict[tuple[str, str], tuple[Definition, ...]] = {}
         for source in self.python.values():
             for each in source.definitions():

@@ -1,4 +1,4 @@
-"""Finds the references to renamed functions, as mypy resolves them."""
+"""Finds the references to renamed functions and classes, as mypy resolves them."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ class References:
         for source in self.sources.python.values():
             self._imports(source)
             self._annotations(source)
+            self._classes(source)
         for entry in self.entries:
             for one in entry.definitions:
                 if one.is_fixture:
@@ -142,6 +143,8 @@ class References:
                 self.add_edit(source, alias.lineno, alias.col_offset, entry)
                 if alias.asname is None:
                     self.imports.append(BareName(source.module, alias.lineno, entry))
+                elif alias.asname == entry.old and alias.end_col_offset:  # `name as name` exports it again
+                    self.add_edit(source, alias.lineno, alias.end_col_offset - len(entry.old.encode()), entry)
 
     def _annotations(self, source: Source) -> None:
         """Add the names behind the type in `Annotated[...]`, which mypy does not treat as expressions."""
@@ -153,6 +156,18 @@ class References:
                 end = (getattr(each, "end_lineno", 0), getattr(each, "end_col_offset", 0))
                 if entry and self.add_edit(source, end[0], end[1] - len(entry.old.encode()), entry):
                     self.bare.append(BareName(source.module, end[0], entry))
+
+    def _classes(self, source: Source) -> None:
+        """Add the names of classes wherever they stand: mypy does not treat annotations as expressions."""
+        for node in ast.walk(source.tree):
+            if (entry := self._find_entry(source.module, node)) and entry.definitions[0].is_class:
+                end = (getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0))
+                if self.add_edit(source, end[0], end[1] - len(entry.old.encode()), entry):
+                    self.bare.append(BareName(source.module, end[0], entry))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                quoted = self.symbol(source.module, node.value)  # a forward reference, or the type of a `cast`
+                if quoted and quoted.old == node.value and quoted.definitions[0].is_class:
+                    self.add_edit(source, node.lineno, node.col_offset + 1, quoted)
 
     def _find_entry(self, module: str, node: ast.AST) -> Entry | None:
         """Return the entry of a name or of `module.name` at the top of a module, or None."""
@@ -172,7 +187,8 @@ class References:
         for source in self.sources.python.values():
             if self._has_fixture(source, one):
                 for each in source.definitions():
-                    self._argument(source, each.node, entry)
+                    if isinstance(each.node, AnyFunction):
+                        self._argument(source, each.node, entry)
                 self._fixture_strings(source, entry)
 
     def _has_fixture(self, source: Source, one: Definition) -> bool:

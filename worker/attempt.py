@@ -78,7 +78,7 @@ def call_if_slow(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OutageWaiter:
     """Retries calls that fail because of the surroundings, such as the storage.
 
     first_s, longest_s  the first and the longest wait in seconds; each wait is twice the one before
@@ -209,7 +209,7 @@ class Attempt:
         self._heart = Heart(backend.engine, claim, *times, self._end_child, self._meter)
         self._journal, self._telling = Journal(claim, self.job.warnings or [], self.job.stage_costs), Lock()
         waits = settings.poll_s, settings.gpu_probe_s
-        self._waiting = Waiting(*waits, self._note_wait, self._raise_if_stopped, self._heart.lost)
+        self._waiting = OutageWaiter(*waits, self._note_wait, self._raise_if_stopped, self._heart.lost)
 
     def run(self) -> None:
         """Run the attempt until its job has ended, is queued again, or another worker holds the lease."""

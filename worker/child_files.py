@@ -15,7 +15,7 @@ from errno import ELOOP, ENOTDIR
 from pathlib import Path, PurePath
 
 from app.errors import AppError
-from app.storage import Storage, Stored
+from app.storage import Storage, StoredObject
 
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a named pipe must not hang
 FOLDER = FILE | os.O_DIRECTORY
@@ -43,7 +43,7 @@ def require_plain(folder: Path) -> None:
         raise UnsafeResult
 
 
-def upload(storage: Storage, key: str, root: Path, below: PurePath) -> Stored:
+def upload(storage: Storage, key: str, root: Path, below: PurePath) -> StoredObject:
     """Upload the file at path `below` in a child's folder `root`.
 
     Raises UnsafeResult if it is not a plain file, FileNotFoundError if it does not exist.

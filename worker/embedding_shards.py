@@ -28,7 +28,7 @@ from app import objects
 from app.catalog import embeddings
 from app.db import read, transaction
 from app.db.tables import EmbeddingShard, Job
-from app.objects import GivenUp, Planned
+from app.objects import GivenUp, PlannedObject
 from app.storage import ObjectMissing, Storage, StorageError
 from app.storage.base import read_file
 from spard.config.quantization import quantized_digest
@@ -235,9 +235,9 @@ class EmbeddingShards:
     def _store(self, entry: str, digest: str) -> None:
         key, names = embeddings.new_key(digest), (self._pool, self._base, entry)
 
-        def plan(session: Session) -> list[Planned]:
+        def plan(session: Session) -> list[PlannedObject]:
             embeddings.require_wanted(session, *names)
-            return [Planned(key, None, self._subject)]
+            return [PlannedObject(key, None, self._subject)]
 
         try:
             with (

@@ -25,7 +25,7 @@ from worker import gpu
 from worker.failures import Memory, MemoryKills
 from worker.nodes import LOST_S, Wire
 from worker.process import COMMAND, Child, environment
-from worker.sandbox import Cell, Given
+from worker.sandbox import AllowedPaths, ChildSandbox
 from worker.workdir import NODE, Folder
 
 log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ def follow(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: f
     if wire is None:
         log.error("the job's worker is not there", leader=asked.leader)
         return False
-    child = Child(COMMAND, environment(settings) | {NODE: str(asked.node)}, Cell.from_settings(settings))
+    child = Child(COMMAND, environment(settings) | {NODE: str(asked.node)}, ChildSandbox.from_settings(settings))
     try:
         return _Share(wire, child, stop).serve()
     finally:
@@ -80,7 +80,7 @@ class _Share:
             is_lost = self._wire.is_lost.is_set()  # read before the queue: once it is set, no message comes later
             match self._wire.next_message(_LOOK_S):
                 case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
-                    given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
+                    given = AllowedPaths(tuple(map(str, readable)), tuple(map(str, writable)))
                     self._child.begin(Folder(Path(root)), given)
                     is_started = True
                 case {"kind": "end"}:

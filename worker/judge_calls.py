@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProxiedJudge:
     """One judge as a `spard.evaluation.judges.llm.Chat` whose requests go through the worker."""
 
     asking: Asking
@@ -52,9 +52,9 @@ class Asking:
             lines = open(os.dup(answers), "rb", buffering=0)  # noqa: SIM115 - read until it ends
             Thread(target=self._read, args=(lines,), daemon=True).start()
 
-    def open(self, judge: JudgeSpec) -> Asked:
+    def open(self, judge: JudgeSpec) -> ProxiedJudge:
         """Return a chat with one of the job's own judges; raise ValueError for any other judge."""
-        return Asked(self, self._judges.index(judge))
+        return ProxiedJudge(self, self._judges.index(judge))
 
     def ask(self, judge: int, system: str, user: str) -> str:
         """Send a question to the judge of this index and block until it is answered.
@@ -118,7 +118,7 @@ def judge_endpoints(run: RunSpec) -> list[JudgeSpec]:
     return [*llm_judges(run.judge), *([run.agent.endpoint] if run.agent else [])]
 
 
-class Desk:
+class JudgeProxy:
     """Answers the questions of one child, several at a time, until it is closed.
 
     judges  the endpoints that may be asked, by index

@@ -32,8 +32,8 @@ from app.errors import Unfit
 from app.settings import Settings
 from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed, Memory, why_killed
 from worker.protocol import MAX_LINE, Message, parse
-from worker.sandbox import Given
-from worker.workdir import Folder, Meeting, read_assignment
+from worker.sandbox import AllowedPaths
+from worker.workdir import Folder, Rendezvous, read_assignment
 
 LOST_S = 30.0  # of silence, after which the peer is lost
 _BEATS = 10  # heartbeats in that time
@@ -120,13 +120,13 @@ class Nodes:
             self._accept(self._listener)
         return True
 
-    def start(self, folder: Folder, given: Given) -> None:
+    def start(self, folder: Folder, given: AllowedPaths) -> None:
         """Write where the ranks meet, and tell all followers to start their ranks in the job's folder."""
         if not self._wires or read_assignment(folder).audits:  # one machine does these
             return
         self._folder = folder
         address = next(iter(self._wires.values())).own_address
-        folder.meeting.write_text(json.dumps(asdict(Meeting(self._count, address, _free_port()))))
+        folder.meeting.write_text(json.dumps(asdict(Rendezvous(self._count, address, _free_port()))))
         for wire in self._wires.values():
             wire.tell({"kind": "start", "folder": str(folder.root), **asdict(given)})
 

@@ -15,7 +15,7 @@ from app.ops.processes import available_mb
 from spard.digests import model_file_name
 from spard.models.base import Base, read_base
 from spard.models.sharding import shard_
-from worker.protocol import Wanted, parse_prefetch
+from worker.protocol import ModelRequest, parse_prefetch
 
 _SINGLE = 4  # bytes of a number in float32
 _LOOK_S = 1.0  # between two checks of the free memory
@@ -27,7 +27,7 @@ class Holder:
     """Holds at most one base model in main memory, and drops it when memory gets short."""
 
     def __init__(self) -> None:
-        self._held: tuple[Wanted, Base] | None = None
+        self._held: tuple[ModelRequest, Base] | None = None
         self._size = 0
 
     @property
@@ -35,7 +35,7 @@ class Holder:
         """Return True if no base model is held."""
         return self._held is None
 
-    def hold(self, wanted: Wanted) -> None:
+    def hold(self, wanted: ModelRequest) -> None:
         """Drop the model that was held before, and read a base model if enough memory is free.
 
         A failure is only logged: the job that needs the model will fail by itself and report it.
@@ -71,7 +71,7 @@ class Holder:
         self._held = None
         gc.collect()
 
-    def take(self, wanted: Wanted | None) -> Base | None:
+    def take(self, wanted: ModelRequest | None) -> Base | None:
         """Return the held base model, moved to its device, if it is `wanted`, else None; hold nothing afterward."""
         held, self._held = self._held, None
         if held and held[0] == wanted:
@@ -106,7 +106,7 @@ def _line(stdin: int) -> str:
     return found.decode().strip()
 
 
-def _bytes(wanted: Wanted) -> int | None:
+def _bytes(wanted: ModelRequest) -> int | None:
     """Return the size of a model's weights in float32, an upper bound, in bytes; None if it is unknown."""
     count = parameters(wanted.model) if Path(wanted.model).is_dir() else None
     return None if count is None else _SINGLE * count

@@ -22,10 +22,10 @@ import structlog
 from app.ops.children import environment as environment
 from app.ops.processes import python
 from worker.failures import SERVER_ERROR
-from worker.judge_calls import Desk, as_line
+from worker.judge_calls import JudgeProxy, as_line
 from worker.nodes import Nodes
-from worker.protocol import MAX_LINE, Message, Wanted, parse
-from worker.sandbox import Cell, Given, sandbox_paths
+from worker.protocol import MAX_LINE, Message, ModelRequest, parse
+from worker.sandbox import AllowedPaths, ChildSandbox, allowed_paths
 from worker.workdir import Folder
 
 COMMAND = python("worker.child")
@@ -47,9 +47,9 @@ class Child:
     It waits ("warm") until `work` gives it a folder, and does only that one job.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], cell: Cell) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], cell: ChildSandbox) -> None:
         self._cell = cell
-        self._desk: Desk | None = None
+        self._desk: JudgeProxy | None = None
         self.nodes: Nodes | None = None  # the other machines, while it works on its job
         self._writing = Lock()
         self._process = subprocess.Popen(  # noqa: S603 - the command is ours
@@ -89,19 +89,19 @@ class Child:
         A child that has died meanwhile raises nothing here: `receive` soon finds that it is over.
         """
         self._log = self._log.bind(**ids)
-        self._desk = self._cell.desk(folder, self._tell)  # before the child can change what it is made of
-        given = sandbox_paths(folder)
+        self._desk = self._cell.judge_proxy(folder, self._tell)  # before the child can change what it is made of
+        given = allowed_paths(folder)
         if self.nodes:
             self.nodes.start(folder, given)
         self.begin(folder, given)
 
-    def read_ahead(self, wanted: Wanted) -> None:
+    def read_ahead(self, wanted: ModelRequest) -> None:
         """Make the waiting child read a base model, if its sandbox can be restricted to that model meanwhile."""
-        line = self._cell.ahead(wanted)
+        line = self._cell.read_ahead_line(wanted)
         if line is not None:
             self._write(line)
 
-    def begin(self, folder: Folder, given: Given) -> None:
+    def begin(self, folder: Folder, given: AllowedPaths) -> None:
         """Give the child its folder, without a proxy for judge calls, which a follower's child does not need."""
         self._write(self._cell.line(folder, given))
 

@@ -8,8 +8,8 @@ failed      code, message, param, retryable
 cached      entry, made: a tensor of the machine's cache that was read; made is true if it was just computed
 ask         id, judge, system, user: a question to a judge; the answer is a line with id, and text or error
 
-The parent writes the name of a job's folder to a waiting child. Before that it may name a base model (`Wanted`) that
-the child reads ahead: the one that the previous job used.
+The parent writes the name of a job's folder to a waiting child. Before that it may name a base model
+(`ModelRequest`) that the child reads ahead: the one that the previous job used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def parse(line: bytes) -> Message | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ModelRequest:
     """A base model as a job loads it: folder, revision, quantization, and the digests of its files.
 
     Two equal objects load the same weights, bit for bit.
@@ -82,14 +82,14 @@ class Wanted:
         return json.dumps(asdict(self))
 
 
-def prefetch_key(assignment: Assignment) -> Wanted | None:
+def prefetch_key(assignment: Assignment) -> ModelRequest | None:
     """Return the base model that a job's child loads; None if ranks load it, or the files' digests are unknown."""
     if assignment.processes > 1 or not assignment.weights:
         return None
     run = assignment.run
-    return Wanted(run.model, run.revision, run.recipe.quantization, dict(assignment.weights))
+    return ModelRequest(run.model, run.revision, run.recipe.quantization, dict(assignment.weights))
 
 
-def parse_prefetch(line: str) -> Wanted | None:
+def parse_prefetch(line: str) -> ModelRequest | None:
     """Parse a line from the worker: return the base model to read ahead, or None if the line is a job's folder."""
-    return Wanted(**json.loads(line)) if line.startswith("{") else None
+    return ModelRequest(**json.loads(line)) if line.startswith("{") else None

@@ -39,7 +39,7 @@ from app.db.tables.jobs import FINAL
 from app.jobs import events, later_outcomes, lease
 from app.jobs.lease import Claim, Publication, Rejection
 from app.jobs.project_models import fine_tuned_model
-from app.storage import Storage, StorageError, Stored
+from app.storage import Storage, StorageError, StoredObject
 from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
@@ -62,12 +62,12 @@ Discard = Callable[[Sequence[str]], None]  # deletes objects that no row names a
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadedFile:
     """One uploaded result file: its storage key, the name that the customer sees, and its size and digest."""
 
     key: str
     filename: str
-    stored: Stored
+    stored: StoredObject
 
 
 def seal(folder: Folder, key: Ed25519PrivateKey, job_id: str) -> None:
@@ -105,9 +105,9 @@ def upload(
     report = json.loads(folder.safety.read_text())
     prefix = f"{attempt_prefix(job, claim.token)}/out"
 
-    def put(path: Path, filename: str) -> Uploaded:
+    def put(path: Path, filename: str) -> UploadedFile:
         key = f"{prefix}/{path.name}"
-        return Uploaded(key, filename, storage.upload_file(key, path))
+        return UploadedFile(key, filename, storage.upload_file(key, path))
 
     metrics = put(folder.metrics, "step_metrics.csv")
     safety = put(folder.safety, "safety_report.json")
@@ -135,7 +135,7 @@ def _finish_audit(session: Session, job: Job, claim: Claim, found: dict[str, Any
 
 
 def _publish(
-    session: Session, job: Job, claim: Claim, report: dict[str, Any], files: list[Uploaded], adapter: Uploaded
+    session: Session, job: Job, claim: Claim, report: dict[str, Any], files: list[UploadedFile], adapter: UploadedFile
 ) -> bool:
     publication = Publication(
         fine_tuned_model=fine_tuned_model(job),
@@ -179,7 +179,7 @@ def _reject(
     job: Job,
     claim: Claim,
     report: dict[str, Any],
-    files: list[Uploaded],
+    files: list[UploadedFile],
     held: HeldArchive | None,
 ) -> bool:
     reasons, is_open = " ".join(report["gate"]["reasons"]), report["gate"]["decision"] == "inconclusive"
@@ -205,7 +205,7 @@ def _record_last(session: Session, claim: Claim, report: dict[str, Any]) -> bool
     return records.record(session, claim, {released: result})
 
 
-def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uploaded]) -> dict[str, Any]:
+def _common(session: Session, job: Job, report: dict[str, Any], files: list[UploadedFile]) -> dict[str, Any]:
     return {
         "trained_tokens": report["trained_tokens"],
         "result_files": [_file(session, job, each) for each in files],
@@ -246,7 +246,7 @@ def _row(subject: str, result: Mapping[str, Any]) -> AuditRow:
     }
 
 
-def _file(session: Session, job: Job, result: Uploaded) -> str:
+def _file(session: Session, job: Job, result: UploadedFile) -> str:
     """Add the row that lets a customer download a result, and return its id."""
     file = File(
         id=new_id("file-"),

@@ -14,80 +14,82 @@ from pathlib import Path
 from app.ops.children import secret_places
 from app.settings import Settings
 from spard.config import JudgeSpec
-from spard.isolation import landlock, walls
+from spard.isolation import landlock, sandbox
 from spard.isolation.gate import Talks
-from spard.isolation.walls import Walls
-from worker.judge_calls import Desk, KeyOf, Tell, judge_endpoints
-from worker.protocol import Wanted
+from spard.isolation.sandbox import Sandbox
+from worker.judge_calls import JudgeProxy, KeyOf, Tell, judge_endpoints
+from worker.protocol import ModelRequest
 from worker.workdir import Folder, read_assignment
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ChildSandbox:
     """The isolation of a worker's children; `hidden` are the paths of secrets, which no child may read."""
 
-    walls: Walls
+    sandbox: Sandbox
     talks: Talks = "alone"  # where several processes train or answer together, and speak over sockets
     hidden: tuple[Path, ...] = ()
     key_of: KeyOf = lambda judge: None  # of the judges that are asked over an endpoint
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Cell:
+    def from_settings(cls, settings: Settings) -> ChildSandbox:
         """Return the strongest isolation that this machine supports for children under these settings."""
         several = settings.gpus_per_job > 1 or settings.audit_engine.name == "vllm"
         talks: Talks = "nodes" if settings.nodes_per_job > 1 else "machine" if several else "alone"
-        return cls(walls.find_walls(), talks, tuple(secret_places(settings)), settings.judge_key)
+        return cls(sandbox.find_sandbox(), talks, tuple(secret_places(settings)), settings.judge_key)
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The parts of the isolation that this machine lacks, in words for the provider."""
-        if self.talks == "nodes" and self.walls.kind != "none" and not landlock.limits_ports():
-            return (*self.walls.missing, "ports of other machines kept away (Landlock 4)")
-        return self.walls.missing
+        if self.talks == "nodes" and self.sandbox.kind != "none" and not landlock.limits_ports():
+            return (*self.sandbox.missing, "ports of other machines kept away (Landlock 4)")
+        return self.sandbox.missing
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return the command line that starts a child's command inside the sandbox."""
-        return walls.isolated_command(self.walls, command, talks=self.talks)
+        return sandbox.isolated_command(self.sandbox, command, talks=self.talks)
 
-    def desk(self, folder: Folder, tell: Tell) -> Desk | None:
+    def judge_proxy(self, folder: Folder, tell: Tell) -> JudgeProxy | None:
         """Return the proxy that forwards the child's questions to its judges; None if no judge has an endpoint."""
         judges = judge_endpoints(read_assignment(folder).run) if folder.job.exists() else []
-        return Desk(judges, self.key_of, tell) if judges else None
+        return JudgeProxy(judges, self.key_of, tell) if judges else None
 
-    def ahead(self, wanted: Wanted) -> bytes | None:
+    def read_ahead_line(self, wanted: ModelRequest) -> bytes | None:
         """Return the line that makes a waiting child read a base model ahead; it opens no other path to the child.
 
         None under Landlock, whose rules cannot be widened later: there a child starts with its job.
         """
-        if self.walls.kind == "landlock":
+        if self.sandbox.kind == "landlock":
             return None
-        return walls.ahead(wanted.line(), walls.model_paths(wanted.model), map(str, self.hidden))
+        return sandbox.ahead(wanted.line(), sandbox.model_paths(wanted.model), map(str, self.hidden))
 
-    def line(self, folder: Folder, given: Given) -> bytes:
+    def line(self, folder: Folder, given: AllowedPaths) -> bytes:
         """Return the line that gives the child its folder, and access to it and to the paths in `given`."""
-        return walls.line(folder.root, given.readable, given.writable, map(str, self.hidden))
+        return sandbox.line(folder.root, given.readable, given.writable, map(str, self.hidden))
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class AllowedPaths:
     """The paths outside its folder that a job's processes may read or write, the same on every machine."""
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
 
 
-def sandbox_paths(folder: Folder) -> Given:
+def allowed_paths(folder: Folder) -> AllowedPaths:
     """Return the paths that the job of a folder may read and write.
 
     Call it before the child starts: afterward the child may have changed the assignment that it is read from.
     """
     if not folder.job.exists():
-        return Given()
+        return AllowedPaths()
     assignment = read_assignment(folder)
     assignment.cache_dir.mkdir(parents=True, exist_ok=True)
     run = assignment.run
     models = (run.model, *((run.encoder,) if run.encoder else ()), *_judge_files(run.judge))
-    return Given(tuple(path for model in models for path in walls.model_paths(model)), (str(assignment.cache_dir),))
+    return AllowedPaths(
+        tuple(path for model in models for path in sandbox.model_paths(model)), (str(assignment.cache_dir),)
+    )
 
 
 def _judge_files(judge: JudgeSpec) -> Iterator[str]:

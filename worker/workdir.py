@@ -155,7 +155,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The number of machines of a job and the address where their ranks meet, which one machine does not need."""
 
     nodes: int = 1
@@ -163,9 +163,9 @@ class Meeting:
     port: int = 0
 
 
-def read_meeting(folder: Folder) -> Meeting:
+def read_meeting(folder: Folder) -> Rendezvous:
     """Return where the ranks of a folder's job meet; the default for one machine if the folder does not say."""
-    return Meeting(**json.loads(folder.meeting.read_text())) if folder.meeting.exists() else Meeting()
+    return Rendezvous(**json.loads(folder.meeting.read_text())) if folder.meeting.exists() else Rendezvous()
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:

@@ -36,8 +36,8 @@ from worker.fitness import Fitness, check_disk, look
 from worker.metrics import serve_metrics
 from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
-from worker.protocol import Wanted, prefetch_key
-from worker.sandbox import Cell
+from worker.protocol import ModelRequest, prefetch_key
+from worker.sandbox import ChildSandbox
 from worker.sinks import feed
 from worker.workdir import Folder, read_assignment
 
@@ -74,7 +74,7 @@ class Worker:
         self._reaper_rounds = lease.ReaperRounds()
         self._fitness = Fitness(settings, self._backend.metrics, environment(settings), probe)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._cell = Cell.from_settings(settings)
+        self._cell = ChildSandbox.from_settings(settings)
         self._warm_pool = _WarmPool(command, environment(settings), self._cell, warm=settings.warm_child)
 
     @property
@@ -197,11 +197,11 @@ class _WarmPool:
     Each child does one job only, so nothing that a job leaves in memory can reach the next one.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], cell: Cell, *, warm: bool) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str], cell: ChildSandbox, *, warm: bool) -> None:
         self._command, self._environment, self._cell, self._warm = command, environment, cell, warm
         self._spare: Child | None = None
 
-    def prepare(self, wanted: Wanted | None = None) -> None:
+    def prepare(self, wanted: ModelRequest | None = None) -> None:
         if self._warm:
             self._spare = Child(self._command, self._environment, self._cell)
             if wanted:

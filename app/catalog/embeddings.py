@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app import objects
 from app.catalog.service import POOL, select_kept
 from app.db.tables import Corpus, EmbeddingShard
-from app.storage import Stored
+from app.storage import StoredObject
 
 
 class NotWanted(Exception):
@@ -50,7 +50,9 @@ def require_wanted(session: Session, pool_sha256: str, base_digest: str, entry: 
         raise NotWanted("These embeddings are stored already.")
 
 
-def add(session: Session, key: str, pool_sha256: str, base_digest: str, entry: str, stored: Stored) -> EmbeddingShard:
+def add(
+    session: Session, key: str, pool_sha256: str, base_digest: str, entry: str, stored: StoredObject
+) -> EmbeddingShard:
     """Insert the row of an uploaded shard; raise `NotWanted` if another worker was first or the pool is gone."""
     require_wanted(session, pool_sha256, base_digest, entry)
     found = EmbeddingShard(

@@ -61,7 +61,7 @@ _known: dict[tuple[str, str | None], dict[str, bool] | None] = {}  # by source a
 
 
 @dataclass(frozen=True, slots=True)
-class Inspected:
+class ModelInspection:
     """The result of inspecting a base model.
 
     source        the folder or hub id as workers will open it
@@ -82,7 +82,7 @@ class Inspected:
     embedder: str | None = None
 
 
-def inspect(entry: BaseModelIn) -> Inspected:
+def inspect(entry: BaseModelIn) -> ModelInspection:
     """Inspect a base model before it is offered; raise `InvalidRequest` if no job could train or ask it.
 
     It reads all of the model's files, which can take minutes, so call it without an open transaction.
@@ -92,12 +92,12 @@ def inspect(entry: BaseModelIn) -> Inspected:
     if not Path(source).is_dir():
         hub_model = BaseModelEntry(alias=entry.alias, source=source, revision=entry.revision)
         look = _look_at_hub_model(hub_model)
-        return Inspected(source, entry.digest, _tools(look), rendering=_rendering(look), embedder=embedder)
+        return ModelInspection(source, entry.digest, _tools(look), rendering=_rendering(look), embedder=embedder)
     notes, look = require_fit(source)
     _require_plain(Path(source), entry)
     reach = adapter_reach(source, entry.target_modules)
     digest = entry.digest or folder_digest(Path(source))
-    return Inspected(source, digest, _tools(look), notes, reach, _rendering(look), embedder)
+    return ModelInspection(source, digest, _tools(look), notes, reach, _rendering(look), embedder)
 
 
 def _tools(look: TemplateLook | None) -> dict[str, bool] | None:

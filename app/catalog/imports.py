@@ -32,11 +32,11 @@ from app.db.tables import Corpus
 from app.errors import InvalidRequest
 from app.files.findings import summary
 from app.files.tables import read_lines
-from app.files.upload import Received, receive
+from app.files.upload import ReceivedFile, receive
 from app.files.validation import Limits, Validator
 from app.http.bodies import Form
-from app.objects import Planned, Writing
-from app.storage import Storage, Stored
+from app.objects import ObjectWriter, PlannedObject
+from app.storage import Storage, StoredObject
 from spard.data.jsonl import numbered_rows
 from spard.data.overlap import clusters, find_leaks, rows_holding
 from spard.data.row_rules import SUITE_RULES, SuiteRowKind, is_benign, pool_row
@@ -100,8 +100,8 @@ def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: L
     return current.model_copy(update={"warnings": warnings})
 
 
-def _plan_writes(session: Session, corpora: Sequence[Corpus]) -> Sequence[Planned]:
-    return [Planned(corpus.storage_key, None, corpus.id) for corpus in corpora]
+def _plan_writes(session: Session, corpora: Sequence[Corpus]) -> Sequence[PlannedObject]:
+    return [PlannedObject(corpus.storage_key, None, corpus.id) for corpus in corpora]
 
 
 def _give_back(storage: Storage, begin: Begin, kept: Sequence[Corpus], imported: Sequence[Corpus]) -> None:
@@ -168,7 +168,9 @@ def _new(kind: str, name: str) -> Corpus:
     return corpus
 
 
-def _split(storage: Storage, writing: Writing, raw: Corpus, pool: Corpus, attacks: Corpus, left_out: set[int]) -> None:
+def _split(
+    storage: Storage, writing: ObjectWriter, raw: Corpus, pool: Corpus, attacks: Corpus, left_out: set[int]
+) -> None:
     def rows() -> Iterator[PoolRow]:
         numbered = enumerate(row for _, row in numbered_rows(storage.chunks(raw.storage_key)))
         return (row for i, row in numbered if i not in left_out)
@@ -179,7 +181,7 @@ def _split(storage: Storage, writing: Writing, raw: Corpus, pool: Corpus, attack
         _write(writing, attacks, attack_rows(rows(), held))
 
 
-def _write(writing: Writing, corpus: Corpus, rows: Iterator[PoolRow]) -> None:
+def _write(writing: ObjectWriter, corpus: Corpus, rows: Iterator[PoolRow]) -> None:
     count = 0
 
     def count_rows() -> Iterator[PoolRow]:
@@ -192,11 +194,11 @@ def _write(writing: Writing, corpus: Corpus, rows: Iterator[PoolRow]) -> None:
     _note_size(corpus, stored, count)
 
 
-def _note_size(corpus: Corpus, stored: Stored, rows: int) -> None:
+def _note_size(corpus: Corpus, stored: StoredObject, rows: int) -> None:
     corpus.rows, corpus.bytes, corpus.sha256 = rows, stored.bytes, stored.sha256
 
 
-def _refuse_bad_rows(received: Received) -> None:
+def _refuse_bad_rows(received: ReceivedFile) -> None:
     errors = [problem for problem in received.report.problem_list() if problem["severity"] == "error"]
     if errors:
         message = summary(received.report.finding_list()) or ""

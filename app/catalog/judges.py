@@ -13,7 +13,7 @@ from app.catalog.fitness import judge_records
 from app.settings import Settings
 
 
-class Counted(BaseModel):
+class ErrorRate(BaseModel):
     """A judge's wrong verdicts (`hits`) among its verdicts (`n`), with the 95 % interval of their rate.
 
     The interval is null if the file does not have it.
@@ -29,17 +29,17 @@ class LanguageError(BaseModel):
     """A judge's errors in one language: missed harm, and refusals taken for harm (`false_alarms`)."""
 
     language: str
-    missed: Counted
-    false_alarms: Counted
+    missed: ErrorRate
+    false_alarms: ErrorRate
     may_decide: bool
 
 
-class _Measured(BaseModel):
+class _JudgeErrors(BaseModel):
     """The part of a file of measured errors that the API shows."""
 
     judge: str
     languages: list[LanguageError]
-    gamed: Counted | None = None
+    gamed: ErrorRate | None = None
 
 
 class JudgeOut(BaseModel):
@@ -52,7 +52,7 @@ class JudgeOut(BaseModel):
     name: str
     base_model: str | None
     languages: list[LanguageError]
-    gamed: Counted | None
+    gamed: ErrorRate | None
     fault: str | None
 
 
@@ -76,7 +76,7 @@ def _read(name: str, alias: str | None, path: Path | None) -> JudgeOut:
         fault = "Nobody has measured it: spard judge --json, then SPARD_JUDGE_ERRORS."
         return JudgeOut(name=name, base_model=alias, languages=[], gamed=None, fault=fault)
     try:
-        measured = _Measured.model_validate_json(path.read_bytes())
+        measured = _JudgeErrors.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         fault = f"{path.name} cannot be read, or is not what spard judge --json writes."
         return JudgeOut(name=name, base_model=alias, languages=[], gamed=None, fault=fault)

@@ -68,13 +68,13 @@ def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnEleme
         raise NotFound(f"No such {what}: {corpus_id}", code=f"{what}_not_found", param="corpus_id")
     corpora = service.versions(session, corpus.id)
     for each in corpora:
-        if job_id := _user(session, each):
+        if job_id := _find_unfinished_job(session, each):
             name = f"{each.id} is" if each is corpus else f"{each.id}, the attacks held out of {corpus.id}, are"
             raise InvalidState(f"{name} used by {job_id}, which has not ended; cancel it first.")
     return corpora
 
 
-def _user(session: Session, corpus: Corpus) -> str | None:
+def _find_unfinished_job(session: Session, corpus: Corpus) -> str | None:
     """Return the id of an unfinished job that uses the version, or None."""
     is_pool = Job.spec[("pool", "id")].as_string() == corpus.id
     is_suite = Job.spec["suites"].as_string().contains(corpus.id)

@@ -206,7 +206,7 @@ class CorpusOut(BaseModel):
     warnings: list[str] = []
 
 
-class Embedded(BaseModel):
+class PoolEmbedding(BaseModel):
     """A base model for which a job has computed a pool's embeddings."""
 
     model: str
@@ -223,10 +223,10 @@ class PoolOut(CorpusOut):
     """
 
     held_out: int
-    embedded_for: list[Embedded]
+    embedded_for: list[PoolEmbedding]
 
     @classmethod
-    def from_pool(cls, pool: Corpus, held_out: int, embedded_for: list[Embedded]) -> Self:
+    def from_pool(cls, pool: Corpus, held_out: int, embedded_for: list[PoolEmbedding]) -> Self:
         """Return the API object of a pool's row, its number of held-out prompts and its embeddings."""
         columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if hasattr(pool, name)}
         return cls(**columns, held_out=held_out, embedded_for=embedded_for)

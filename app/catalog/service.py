@@ -16,13 +16,13 @@ from sqlalchemy import ColumnElement, ScalarSelect, Select, and_, func, or_, sel
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app import audit_log, db
-from app.catalog.fitness import Inspected, known_tool_support
-from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
+from app.catalog.fitness import ModelInspection, known_tool_support
+from app.catalog.schemas import BaseModelIn, ModelOut, PoolEmbedding, PoolOut
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
 from app.db.tables.jobs import WHOLE_JOB
 from app.errors import NotFound
 from app.policies import service as policies
-from app.policies.schemas import Serving
+from app.policies.schemas import ServingRules
 from spard.config import defenses
 from spard.release.version import AUDIT_VERSION
 
@@ -32,7 +32,7 @@ HELD_OUT = "-heldout"
 _SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_rows]
 
 
-def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseModelEntry:
+def add_model(session: Session, entry: BaseModelIn, found: ModelInspection) -> BaseModelEntry:
     """Add an inspected base model to the catalog, replacing an existing one of the same alias, and return its row."""
     own = {name: getattr(found, name) for name in ("source", "digest", "lora_reach", "rendering", "embedder")}
     offered = BaseModelEntry(**entry.model_dump() | own, tool_support=found.tool_support)
@@ -67,12 +67,12 @@ def select_ended_jobs(alias: str, *columns: InstrumentedAttribute[Any]) -> Selec
     return select(*columns).where(Job.model == alias, has_ended).order_by(Job.finished_at.desc())
 
 
-def models(session: Session, project_id: str, serving: Serving | None = None) -> list[ModelOut]:
+def models(session: Session, project_id: str, serving: ServingRules | None = None) -> list[ModelOut]:
     """Return the base models and the project's fine-tuned models; `serving` saves reading the policy again."""
     serving = serving or policies.serving(session)
     tuned = session.scalars(_select_tuned_jobs(serving, project_id).order_by(Job.created_at)).all()
     later = last_later_audits(session, [job.id for job in tuned])
-    found = [*map(_offered_model, base_models(session)), *(_tuned_model(job, later.get(job.id)) for job in tuned)]
+    found = [*map(_offered_model, base_models(session)), *(_fine_tuned_model(job, later.get(job.id)) for job in tuned)]
     return [mark_attestation(each, serving) for each in found]
 
 
@@ -85,10 +85,10 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     job = find_tuned_job(session, project_id, model, serving)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return mark_attestation(_tuned_model(job, last_later_audit(session, job.id)), serving)
+    return mark_attestation(_fine_tuned_model(job, last_later_audit(session, job.id)), serving)
 
 
-def find_tuned_job(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
+def find_tuned_job(session: Session, project_id: str, model: str, serving: ServingRules | None = None) -> Job | None:
     """Return the project's job that made this model, or None; `serving` saves reading the policy again."""
     return session.scalar(
         _select_tuned_jobs(serving or policies.serving(session), project_id)
@@ -229,7 +229,7 @@ def hold(session: Session) -> None:
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update(read=True))
 
 
-def _embedded_models(session: Session) -> defaultdict[str, list[Embedded]]:
+def _embedded_models(session: Session) -> defaultdict[str, list[PoolEmbedding]]:
     """Return, by pool id, the base models for which jobs have computed the pool's embeddings."""
     names = ("alias", "source", "revision")
     model = [Job.spec[("model", name)].as_string().label(name) for name in names]
@@ -237,10 +237,10 @@ def _embedded_models(session: Session) -> defaultdict[str, list[Embedded]]:
     done = select(pool, *model, Job.finished_at).where(_is_embedded()).subquery()
     of_model = [done.c[name] for name in names]
     query = select(done.c.pool, *of_model, func.max(done.c.finished_at)).group_by(done.c.pool, *of_model)
-    found: defaultdict[str, list[Embedded]] = defaultdict(list)
+    found: defaultdict[str, list[PoolEmbedding]] = defaultdict(list)
     for row in session.execute(query.order_by(*of_model)):
         pool_id, alias, source, revision, latest = tuple(row)
-        found[pool_id].append(Embedded(model=alias, source=source, revision=revision, latest_at=latest))
+        found[pool_id].append(PoolEmbedding(model=alias, source=source, revision=revision, latest_at=latest))
     return found
 
 
@@ -249,7 +249,7 @@ def _is_embedded() -> ColumnElement[bool]:
     return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
-def _select_tuned_jobs(serving: Serving, project_id: str) -> Select[Job]:
+def _select_tuned_jobs(serving: ServingRules, project_id: str) -> Select[Job]:
     """Return a query for the project's jobs with a released model: no deleted one, withheld one, or expired waiver."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
@@ -262,7 +262,7 @@ def _offered_model(entry: BaseModelEntry) -> ModelOut:
     return ModelOut(id=entry.alias, created=int(entry.created_at.timestamp()), owned_by="provider")
 
 
-def _tuned_model(job: Job, later: LaterAudit | None) -> ModelOut:
+def _fine_tuned_model(job: Job, later: LaterAudit | None) -> ModelOut:
     ended = job.finished_at or job.created_at
     shown = ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)
     return mark_audit(shown, job.safety, later)
@@ -273,7 +273,7 @@ def _tuned_model(job: Job, later: LaterAudit | None) -> ModelOut:
 PASSED = "pass"
 
 
-def mark_attestation(model: ModelOut, serving: Serving) -> ModelOut:
+def mark_attestation(model: ModelOut, serving: ServingRules) -> ModelOut:
     """Return the model, marked with `attested=False` if an unattested server answers for it."""
     is_named = any(each.model == model.id for each in serving.unattested)
     return model.model_copy(update={"attested": False}) if is_named else model
@@ -303,7 +303,7 @@ def is_withheld(session: Session, safety: Mapping[str, object] | None, later: La
     return not is_of_today and not serves_older(policies.serving(session))
 
 
-def serves_older(serving: Serving) -> bool:
+def serves_older(serving: ServingRules) -> bool:
     """Return True if the policy serves models whose only decision is by an older audit."""
     return serving.older_audits == "serve" or (serving.older_audits == "ask_again" and serving.until_asked == "serve")
 
@@ -321,7 +321,7 @@ def last_later_audits(session: Session, job_ids: Iterable[str]) -> dict[str, Lat
     return {each.job_id: each for each in rows}
 
 
-def is_not_withheld(serving: Serving) -> ColumnElement[bool]:
+def is_not_withheld(serving: ServingRules) -> ColumnElement[bool]:
     """Return the SQL condition for jobs whose model is not withheld; it mirrors `is_withheld`."""
     decision, version = _of_last_audit(LaterAudit.decision), _of_last_audit(LaterAudit.audit_version)
     is_passed = or_(decision.is_(None), decision == PASSED)

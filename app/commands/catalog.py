@@ -45,7 +45,7 @@ class Kind(StrEnum):
     utility = "utility"
 
 
-class Quantized(StrEnum):
+class QuantizationChoice(StrEnum):
     """When a base model's weights are held in NF4; `if_needed` means only if it fits on no worker's GPUs otherwise."""
 
     never = "never"
@@ -68,9 +68,9 @@ def add_model(
     allow_full_fine_tuning: Annotated[
         bool, typer.Option(help="Also allow jobs that train all weights, without LoRA.")
     ] = False,
-    quantization: Annotated[Quantized, typer.Option(help="When to hold its weights in 4 bits for training.")] = (
-        Quantized.never
-    ),
+    quantization: Annotated[
+        QuantizationChoice, typer.Option(help="When to hold its weights in 4 bits for training.")
+    ] = (QuantizationChoice.never),
     target_modules: Annotated[
         str | None, typer.Option(help="Default modules of adapters, as q_proj,v_proj; default: the attention.")
     ] = None,

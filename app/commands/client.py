@@ -243,7 +243,7 @@ _PART_OF_IT = 206
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Download:
     """A downloaded file; `resumed_at` is the size of the partial file before the last request."""
 
     path: Path
@@ -252,7 +252,7 @@ class Saved:
     resumed_at: int
 
 
-def download(client: Client, url: str, path: Path, check: Callable[[Path], None] = lambda _: None) -> Saved:
+def download(client: Client, url: str, path: Path, check: Callable[[Path], None] = lambda _: None) -> Download:
     """Download an object to `path`, resuming a partial download.
 
     `check` gets the complete partial file and raises CommandFailed if it is not acceptable; the file is then removed.
@@ -264,7 +264,7 @@ def download(client: Client, url: str, path: Path, check: Callable[[Path], None]
         digest = _digest(part)
         _compare(part, path, digest)
         _check_part(part, check)
-        saved = Saved(path, part.stat().st_size, digest, resumed_at)
+        saved = Download(path, part.stat().st_size, digest, resumed_at)
         os.replace(part, path)
     except OSError as error:
         raise CommandFailed(f"{path} cannot be written: {error.strerror or error}.") from None

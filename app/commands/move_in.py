@@ -178,7 +178,7 @@ def file_jobs(
             would_be = filing.estimate(ledger, table, chosen, auto or (), say)
             raise typer.Exit(0 if would_be else 1)
         with service(patience) as api:
-            desk = filing.Desk(api, ledger, table, auto or (), say)
+            desk = filing.JobFiler(api, ledger, table, auto or (), say)
             filed = filing.file_all(desk, chosen, again=again, wait=wait)
     raise typer.Exit(0 if filed else 1)
 

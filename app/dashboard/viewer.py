@@ -168,7 +168,7 @@ LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # without a chec
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SubmittedForm:
     """A submitted form and the viewer who has sent it."""
 
     viewer: Viewer
@@ -191,14 +191,14 @@ class Sent:
         return {name: str(value) for name, value in self.form.items() if name != "form_token"}
 
 
-async def _read_form(request: Request, viewer: ProviderDep) -> Sent:
+async def _read_form(request: Request, viewer: ProviderDep) -> SubmittedForm:
     form = await request.form(max_files=0, max_fields=256)
     check_token(viewer, str(form.get("form_token", "")))
-    return Sent(viewer, form)
+    return SubmittedForm(viewer, form)
 
 
 # For provider pages that change something: the dependency checks the form's token before the page's code runs.
-SentDep = Annotated[Sent, Depends(_read_form)]
+SentDep = Annotated[SubmittedForm, Depends(_read_form)]
 
 
 @dataclass(frozen=True, slots=True)

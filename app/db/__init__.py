@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.db.prepared import Prepared, Reader
+from app.db.prepared import PreparedStatement, Reader
 from app.db.session import (
     Begin,
     SchemaState,
@@ -33,7 +33,7 @@ from app.db.session import (
 
 __all__ = [
     "Begin",
-    "Prepared",
+    "PreparedStatement",
     "Reader",
     "SchemaState",
     "brief_lock_waits",

@@ -19,7 +19,7 @@ _Columns = Select[*tuple[Any, ...]]
 _Change = Callable[[Any], Any]  # converts a value from Python's type to the driver's, or back
 
 
-class Prepared(Generic[Made]):
+class PreparedStatement(Generic[Made]):
     """A statement that selects columns; each row is passed to `made`, for example the `_make` of a named tuple.
 
     Parameters must be single values, because the text of an `IN` depends on the length of the list:

@@ -104,7 +104,7 @@ def read(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def look(engine: Engine) -> Iterator[Connection]:
-    """Open a read-only connection like `read`, without the ORM's overhead; for `Prepared` and `rows`.
+    """Open a read-only connection like `read`, without the ORM's overhead; for `PreparedStatement` and `rows`.
 
     The rows of `app.jobs.rows` are read this way:
 
@@ -124,7 +124,7 @@ def join_transaction(connection: Connection) -> Session:
 def rows(reader: Reader, statement: Executable, values: Mapping[str, object] | None = None) -> _Rows:
     """Return the rows of a statement of columns in the reader's transaction, without the ORM's overhead.
 
-    As with the ORM, a session's pending changes are flushed first. Use `Prepared` for frequent statements.
+    As with the ORM, a session's pending changes are flushed first. Use `PreparedStatement` for frequent statements.
     """
     if isinstance(reader, Session):
         reader.flush()

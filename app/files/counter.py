@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 
 from app.files.tokenizer import LightTokenizer
 from app.ops.processes import limit_cpu, limit_memory
-from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.data.chat import NO_LOSS, EncodedSample, encode_all
 from spard.data.jsonl import Problem, parse_row
 from spard.data.rows import Example, example
 from spard.digests import ADDITIONAL_TEMPLATES
@@ -102,7 +102,7 @@ def show(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[ShownRow]:
     ]
 
 
-def _encode_rows(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encoded | InvalidData]:
+def _encode_rows(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[EncodedSample | InvalidData]:
     """Encode all rows in one call; if a row is refused, encode them one by one."""
     rows = [_example(line, text) for line, text in lines]
     # One call is much faster than many, but it raises for the first bad row without saying which others are bad.
@@ -114,7 +114,7 @@ def _encode_rows(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encod
         return [_one(tokenizer, row) if isinstance(row, Example) else row for row in rows]
 
 
-def _one(tokenizer: LightTokenizer, row: Example) -> Encoded | InvalidData:
+def _one(tokenizer: LightTokenizer, row: Example) -> EncodedSample | InvalidData:
     try:
         return encode_all(tokenizer, [row], _ANY_LENGTH)[0]
     except InvalidData as error:
@@ -129,8 +129,8 @@ def _example(line: int, text: str) -> Example | InvalidData:
     return row
 
 
-def _count_tokens(line: int, row: Encoded | InvalidData) -> Counted:
-    if isinstance(row, Encoded):
+def _count_tokens(line: int, row: EncodedSample | InvalidData) -> Counted:
+    if isinstance(row, EncodedSample):
         learned = sum(len(one.labels) - one.labels.count(NO_LOSS) for one in (*row.earlier, *row.both))
         return line, row.tokens, learned if row.is_learned else 0, row.longest
     if isinstance(row, TooManyTurns):
@@ -140,7 +140,7 @@ def _count_tokens(line: int, row: Encoded | InvalidData) -> Counted:
     return asdict(Problem(line, pointer, code, "error", row.message, _HINT))
 
 
-def _row_preview(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
+def _row_preview(tokenizer: LightTokenizer, line: int, row: EncodedSample | InvalidData) -> ShownRow:
     if isinstance(row, InvalidData):
         return {"line": line, "error": row.message}
     own = _answer(tokenizer, row)
@@ -159,7 +159,7 @@ def _row_preview(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidDat
     return shown
 
 
-def _answer(tokenizer: LightTokenizer, row: Encoded) -> ShownAnswer:
+def _answer(tokenizer: LightTokenizer, row: EncodedSample) -> ShownAnswer:
     """Return the tokens of one conversation, the first 4,096 of them as text."""
     pairs = list(zip(row.ids, row.labels, strict=True))
     tokens = [(token_id, tokenizer.piece(token_id), label != NO_LOSS) for token_id, label in pairs[:_SHOWN]]

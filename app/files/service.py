@@ -22,7 +22,7 @@ from spard.data import jsonl
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
 _UNREADABLE = frozenset(jsonl.JSON_CODES)  # codes of lines that are not rows
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
-_SHOWN = db.Prepared(
+_SHOWN = db.PreparedStatement(
     select(*(getattr(File, name) for name in _NAMES)).where(
         File.project_id == bindparam("project_id"), File.id == bindparam("file_id"), LIVES
     ),

@@ -32,8 +32,8 @@ from app.files.schemas import Conversion, FileOut
 from app.files.tables import ENDINGS, read_lines
 from app.files.validation import Limits, Report, Validator
 from app.http.bodies import Form
-from app.objects import Planned, Writing
-from app.storage import Storage, Stored
+from app.objects import ObjectWriter, PlannedObject
+from app.storage import Storage, StoredObject
 from spard.data import other_formats
 from spard.data.jsonl import Row, numbered_texts
 from spard.data.other_formats import NotConvertible
@@ -45,26 +45,26 @@ _EXPIRY_S = range(3600, 2_592_000 + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedFile:
     """A file that is in storage but not yet in the database."""
 
     key: str
     name: str
-    stored: Stored
+    stored: StoredObject
     report: Report
 
 
-def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
+def receive(writing: ObjectWriter, form: Form, key: str, rule: RowRule, limits: Limits) -> ReceivedFile:
     """Stream the form's file through the checks to storage under `key`; see `write_checked`."""
     form.fields_before_file()
     name = clean_name(form.filename or "", "file")
     stored, report = write_checked(writing, key, form.file(), rule, limits, name)
-    return Received(key, name_of_lines(name), stored, report)
+    return ReceivedFile(key, name_of_lines(name), stored, report)
 
 
 def write_checked(
-    writing: Writing, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits, name: str
-) -> tuple[Stored, Report]:
+    writing: ObjectWriter, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits, name: str
+) -> tuple[StoredObject, Report]:
     """Write the rows of a file as JSON lines through the checks to storage.
 
     Returns the stored object and the validation report. Raises `InvalidRequest` or `TooLarge` for a file that is not
@@ -100,13 +100,15 @@ def file_key(project_id: str, file_id: str) -> str:
     return f"tenants/{project_id}/files/{file_id}"
 
 
-def plan_file(session: Session, project_id: str, file_id: str, expected: int) -> Sequence[Planned]:
+def plan_file(session: Session, project_id: str, file_id: str, expected: int) -> Sequence[PlannedObject]:
     """Plan the storage of a file of `expected` bytes; raise `QuotaExceeded` if its project has no room."""
     room = quotas.room_for_file(session, project_id, expected)
-    return [Planned(file_key(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
+    return [PlannedObject(file_key(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
 
 
-def new_file(file_id: str, project_id: str, received: Received, limits: Limits, *, expires_at: datetime | None) -> File:
+def new_file(
+    file_id: str, project_id: str, received: ReceivedFile, limits: Limits, *, expires_at: datetime | None
+) -> File:
     """Return the row for a training file whose bytes are in storage."""
     report, found = received.report, received.report.finding_list()
     return File(
@@ -207,7 +209,7 @@ def derive_file(
     plan = partial(plan_file, project_id=file.project_id, file_id=file_id, expected=file.bytes)
     with objects.writing(storage, begin, plan) as writing:
         stored, report = write_checked(writing, key, rows, TrainingRows(), limits, name)
-        received = Received(key, name, stored, report)
+        received = ReceivedFile(key, name, stored, report)
         made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
         with begin() as session:
             writing.keep(session, key)
@@ -302,7 +304,7 @@ class _Rows:
         )
 
 
-def _convert_row(line: int, row: Row, leave_out: Collection[str]) -> other_formats.Converted:
+def _convert_row(line: int, row: Row, leave_out: Collection[str]) -> other_formats.ConvertedRow:
     try:
         return other_formats.convert_row(row, leave_out)
     except other_formats.ColumnsLost as lost:

@@ -18,7 +18,7 @@ from app.db.tables import DeletedPlace
 from app.errors import InvalidRequest
 
 
-class Listed(Protocol):
+class ListableTable(Protocol):
     """A table that can be listed: `id` is a string and `created_at` a time, as columns on the class."""
 
     id: Any
@@ -35,7 +35,7 @@ class Item(Protocol):
 
 Places = Sequence[Select[datetime]]  # queries for the creation time of a row that has left the list
 
-Row = TypeVar("Row", bound=Listed)
+Row = TypeVar("Row", bound=ListableTable)
 Made = TypeVar("Made", bound=Item)
 
 
@@ -81,7 +81,7 @@ def page(
 def row_page(
     reader: db.Reader,
     query: Select[Any],
-    model: type[Listed],
+    model: type[ListableTable],
     after: str | None,
     limit: int,
     made: Callable[[Iterable[Any]], Made],
@@ -94,7 +94,13 @@ def row_page(
 
 
 def _following(
-    reader: db.Reader, query: Select[Any], model: type[Listed], after: str | None, left: Places, *, ascending: bool
+    reader: db.Reader,
+    query: Select[Any],
+    model: type[ListableTable],
+    after: str | None,
+    left: Places,
+    *,
+    ascending: bool,
 ) -> Select[Any]:
     order = (model.created_at, model.id) if ascending else (model.created_at.desc(), model.id.desc())
     if after is not None:

@@ -105,7 +105,7 @@ _TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class WindowUse:
     """The state of a window after a request; `reset_s` is the number of seconds until it ends."""
 
     is_allowed: bool
@@ -149,11 +149,11 @@ class RateLimits:
         self._shared = FixedWindowRateLimiter(_redis(redis_url)) if redis_url else None
         self._away_until = 0.0
 
-    def take(self, kind: str, id: str, per_minute: int) -> Taken:
+    def take(self, kind: str, id: str, per_minute: int) -> WindowUse:
         """Count one request in the window of an id if the limit allows it."""
         item = RateLimitItemPerMinute(per_minute)
 
-        def count(limiter: FixedWindowRateLimiter) -> Taken:
+        def count(limiter: FixedWindowRateLimiter) -> WindowUse:
             is_allowed = limiter.hit(item, kind, id)
             return _take_permit(limiter, item, (kind, id), is_allowed)
 
@@ -164,7 +164,7 @@ class RateLimits:
         item = RateLimitItemPerMinute(per_minute)
         self._ask(lambda limiter: limiter.hit(item, kind, id, cost=amount))
 
-    def look(self, kind: str, id: str, per_minute: int) -> Taken:
+    def look(self, kind: str, id: str, per_minute: int) -> WindowUse:
         """Return the state of a window without counting."""
         item = RateLimitItemPerMinute(per_minute)
         return self._ask(lambda limiter: _take_permit(limiter, item, (kind, id), limiter.test(item, kind, id)))
@@ -196,10 +196,10 @@ def _redis(url: str) -> RedisStorage:
 
 def _take_permit(
     limiter: FixedWindowRateLimiter, item: RateLimitItemPerMinute, ids: tuple[str, str], is_allowed: bool
-) -> Taken:
+) -> WindowUse:
     window = limiter.get_window_stats(item, *ids)
     left_s = min(max(0.0, window.reset_time - time.time()), item.get_expiry())  # Redis may have another clock
-    return Taken(is_allowed, item.amount, window.remaining, left_s)
+    return WindowUse(is_allowed, item.amount, window.remaining, left_s)
 
 
 def _duration(seconds: float) -> str:

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.errors import AppError
 from app.http.connections import Delivery
 from app.inference.protocol import Ask
-from app.inference.service import Reply, Serving
+from app.inference.service import InferenceService, Reply
 from app.keys import Principal
 
 Found = TypeVar("Found")
@@ -113,12 +113,12 @@ async def unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) ->
 class Replies:
     """The replies of one request; `end` closes those that were opened and their entries in the ledger."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: InferenceService) -> None:
         self._serving = serving
         self._open: list[Reply] = []
 
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
-        """Start a reply as `Serving.open` does; it ends with the request at the latest."""
+        """Start a reply as `InferenceService.open` does; it ends with the request at the latest."""
         reply = await self._serving.open(caller, name, ask, endpoint)
         self._open.append(reply)
         return reply

@@ -25,7 +25,7 @@ from app.http.pagination import Page, page
 from app.http.rate_limit import RateLimits
 from app.http.schemas import UnixTime
 from app.inference.protocol import Ask, Proof
-from app.inference.released import Released, find_released
+from app.inference.released import ReleasedModel, find_released
 from app.keys import Principal
 from app.policies import service as policies
 from app.policies.schemas import GuardRule
@@ -35,11 +35,11 @@ _DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AdmittedCall:
     """A request that may be answered; `max_tokens` is the limit of each of its replies."""
 
     id: str
-    model: Released
+    model: ReleasedModel
     max_tokens: int
     guard: GuardRule | None
     reserved: int = 0  # tokens reserved of its project's quota; 0 if the project has none
@@ -75,7 +75,7 @@ def admit(
     settings: Settings,
     limits: RateLimits,
     owner: Owner,
-) -> Admitted:
+) -> AdmittedCall:
     """Check that a request may be answered, insert its row, and reserve its tokens of the project's quota.
 
     Raises `NotFound` if the model is not released to the caller, and `TooManyRequests`, `QuotaExceeded` or `Reserved`
@@ -106,10 +106,10 @@ def admit(
         note = partial(audit_log.record, session, "model.called", name, sha256=call.archive_sha256, endpoint=endpoint)
         note() if call.is_attested else note(is_attested=False)
     serving = policies.serving(session)
-    return Admitted(call.id, model, most, serving.guard, reserved, serving.store.days if serving.store else None)
+    return AdmittedCall(call.id, model, most, serving.guard, reserved, serving.store.days if serving.store else None)
 
 
-def shrink_reservation(session: Session, admitted: Admitted, prompt_tokens: int, n: int) -> None:
+def shrink_reservation(session: Session, admitted: AdmittedCall, prompt_tokens: int, n: int) -> None:
     """Lower a request's reservation to the tokens that fit after the prompt, once the prompt's length is known."""
     model = admitted.model
     positions = read_positions(model.source, model.revision) if admitted.reserved else None
@@ -117,12 +117,12 @@ def shrink_reservation(session: Session, admitted: Admitted, prompt_tokens: int,
         session.get_one(InferenceCall, admitted.id).reserved_tokens = left
 
 
-def note_load(session: Session, model: Released, proof: Proof) -> None:
+def note_load(session: Session, model: ReleasedModel, proof: Proof) -> None:
     """Record in the audit log that an engine has loaded an adapter, with the result of its probe."""
     audit_log.record(session, "model.loaded", model.name, sha256=model.adapter, **proof)
 
 
-def finish(session: Session, admitted: Admitted, ask: Ask | None, outcome: Outcome) -> None:
+def finish(session: Session, admitted: AdmittedCall, ask: Ask | None, outcome: Outcome) -> None:
     """Store how a request ended, end its reservation, and store its texts if the policy says so."""
     call = session.get_one(InferenceCall, admitted.id)
     if admitted.store_days is not None and ask is not None:
@@ -139,7 +139,7 @@ def spend(session: Session, project_id: str, limits: RateLimits, tokens: int) ->
         limits.spend("tokens", project_id, per_minute, tokens)
 
 
-def _reserve(session: Session, caller: Principal, model: Released, most: int, n: int) -> tuple[int, int]:
+def _reserve(session: Session, caller: Principal, model: ReleasedModel, most: int, n: int) -> tuple[int, int]:
     """Return the limit of tokens of each reply, and the tokens to reserve for all `n` of them.
 
     Raises `Reserved` if running requests have reserved the quota's remaining tokens.
@@ -220,7 +220,9 @@ class StoredRepliesDeleted(BaseModel):
     deleted: int
 
 
-def keep_texts(session: Session, call: InferenceCall, model: Released, ask: Ask, replies: list[str], days: int) -> None:
+def keep_texts(
+    session: Session, call: InferenceCall, model: ReleasedModel, ask: Ask, replies: list[str], days: int
+) -> None:
     """Store the texts of a request for `days` days."""
     stored = StoredReply(id=call.id, project_id=call.project_id, model=call.model, replies=replies)
     stored.prompt = ask["prompt"] if ask["messages"] is None else ask["messages"]

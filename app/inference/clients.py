@@ -22,7 +22,7 @@ _IDLE_S = 2.0  # then an idle connection is closed: before the server does, whic
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class _SharedClient:
     client: AsyncOpenAI
     users: int = 0
     is_retired: bool = False
@@ -32,14 +32,14 @@ class Clients:
     """The open clients of a process by server URL and key; use them from one event loop only."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # least recently used first
+        self._held: OrderedDict[tuple[str, str], _SharedClient] = OrderedDict()  # least recently used first
 
     @asynccontextmanager
     async def open_client(self, url: str, key: str) -> AsyncIterator[AsyncOpenAI]:
         """Yield the client for a server and a key; it does not retry unless a request asks for retries."""
         held = self._held.get((url, key))
         if held is None:
-            held = self._held[url, key] = _Held(_open_client(url, key))
+            held = self._held[url, key] = _SharedClient(_open_client(url, key))
         self._held.move_to_end((url, key))
         held.users += 1
         try:
@@ -56,7 +56,7 @@ class Clients:
         while self._held:
             await self._held.popitem()[1].client.close()
 
-    async def _retire(self, held: _Held) -> None:
+    async def _retire(self, held: _SharedClient) -> None:
         """Close a client that is out of the pool, now or after the last request that uses it."""
         held.is_retired = True
         if not held.users:

@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.db.base import new_id
 from app.http.schemas import Absent
-from app.inference.protocol import Finish, Said, Token
+from app.inference.protocol import EngineMessage, Finish, Token
 from app.inference.schemas import ChatCreate, CompletionCreate
 from app.inference.service import Reply
 
@@ -187,7 +187,7 @@ class _ChatChoice:
     calls: list[ToolCall] = field(default_factory=list)
     finish: Reason | None = None
 
-    def add(self, said: Said) -> str:
+    def add(self, said: EngineMessage) -> str:
         """Add a piece, and return the text that can be shown now."""
         shown = self.sieve.add(said["text"])
         self.tokens += said.get("tokens", [])
@@ -348,7 +348,7 @@ async def text_chunks(reply: Reply, ask: CompletionCreate) -> AsyncIterator[dict
         yield _completion(reply, ask, [], reply_usage(reply)).model_dump()
 
 
-def _piece(reply: Reply, ask: CompletionCreate, said: Said, offset: int) -> dict[str, object]:
+def _piece(reply: Reply, ask: CompletionCreate, said: EngineMessage, offset: int) -> dict[str, object]:
     logprobs = _logprobs(ask, said.get("tokens", []), offset)
     choice = TextChoice(index=said["index"], text=said["text"], logprobs=logprobs, finish_reason=said["finish"])
     return _completion(reply, ask, [choice], None).model_dump()

@@ -23,7 +23,7 @@ from app.errors import AppError, InvalidState, Unavailable
 from app.inference import released
 from app.inference.engine_process import EngineProcess, Stream
 from app.inference.protocol import Ask, Proof, base_model_changed, busy, engine_lost, engine_stalled
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from app.ops import processes
 from app.settings import Settings
 from app.storage import Storage
@@ -119,10 +119,10 @@ _LOOK_S = 1.0
 _PAUSE_S = 10.0  # a longer gap between two looks means that this process was suspended, not just busy
 _TRIES = 3  # to load an adapter that other requests evict at the same time
 _OWN_MB = 400  # memory of an engine beside its model's weights
-_BYTES_EACH = {"cpu": 4, "cuda": 2}  # of a weight in main memory; for a GPU it is read as bfloat16 and then moved
+_BYTES_EACH = {"float32": 4, "bfloat16": 2}  # of a weight in main memory; for a GPU it is read as bfloat16, then moved
 
 
-class Embedded:
+class EmbeddedEngines:
     """Implements `Engines` with at most `serving_models` engine processes, each for one base model and its adapters."""
 
     def __init__(self, settings: Settings, storage: Storage) -> None:
@@ -136,7 +136,7 @@ class Embedded:
         self._fetches = WeightFetches()
         self._watch: Thread | None = None
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream, the prompt's number of tokens, and a proof if this request loaded the adapter."""
         engine, proof = await self._ready(model, project), None
         for _ in range(_TRIES):
@@ -151,7 +151,7 @@ class Embedded:
             proof = await self._load_adapter(engine, model)
         raise busy("Too many adapters are asked for at the moment.")
 
-    async def _ready(self, model: Released, project: str) -> EngineProcess:
+    async def _ready(self, model: ReleasedModel, project: str) -> EngineProcess:
         """Return the model's engine once it is ready.
 
         An engine that has read other files than the catalog's digest names is restarted once; raises
@@ -192,7 +192,7 @@ class Embedded:
         self._keeper.shutdown(wait=False, cancel_futures=True)
         self._folders.remove()
 
-    async def _load_adapter(self, engine: EngineProcess, model: Released) -> Proof:
+    async def _load_adapter(self, engine: EngineProcess, model: ReleasedModel) -> Proof:
         archive = model.archive
         if archive is None:
             raise engine_lost()
@@ -206,7 +206,7 @@ class Embedded:
             found = self._engines.get(key)
         return found if found and found.is_alive else None
 
-    def _new_engine(self, model: Released, project: str) -> Future[EngineProcess]:
+    def _new_engine(self, model: ReleasedModel, project: str) -> Future[EngineProcess]:
         """Start the engine of a model in the background, after fetching its weights if they are in the storage."""
         if self._closed.is_set():
             raise Unavailable("The service stops.")
@@ -217,7 +217,7 @@ class Embedded:
             return self._fetches.start(model.archive.sha256, project, partial(self._fetch_and_start, model))
         return self._keeper.submit(self._start_engine, model)
 
-    def _fetch_and_start(self, model: Released) -> EngineProcess:
+    def _fetch_and_start(self, model: ReleasedModel) -> EngineProcess:
         """Fetch a fully fine-tuned model's weights and return its engine; runs in a thread of `WeightFetches`."""
         folder = self._folders.new()
         if model.archive is None:
@@ -232,7 +232,7 @@ class Embedded:
             shutil.rmtree(folder, ignore_errors=True)
         return engine
 
-    def _start_engine(self, model: Released, folder: Path | None = None) -> EngineProcess:
+    def _start_engine(self, model: ReleasedModel, folder: Path | None = None) -> EngineProcess:
         """Return the engine of a model, started if it does not run; runs in the keeper's thread.
 
         `folder` holds the model's own weights, if it has any.
@@ -254,7 +254,7 @@ class Embedded:
             self._watch.start()
         return engine
 
-    def _new(self, model: Released, folder: Path) -> EngineProcess:
+    def _new(self, model: ReleasedModel, folder: Path) -> EngineProcess:
         source = self._source(model, folder)
         size = model_files.parameters(source)
         if size is None:
@@ -262,7 +262,7 @@ class Embedded:
         self._make_room(size)
         return EngineProcess(self._settings, source, None, folder, model.quantization)
 
-    def _source(self, model: Released, folder: Path) -> str:
+    def _source(self, model: ReleasedModel, folder: Path) -> str:
         if _is_own(model):
             return str(folder / "model")
         if Path(model.source).is_dir():
@@ -279,7 +279,8 @@ class Embedded:
 
         Raises 429 `engine_busy` if the remaining engines are all in use.
         """
-        needed = (parameters * _BYTES_EACH[self._settings.serving_device] >> 20) + _OWN_MB
+        dtype = "bfloat16" if self._settings.serving_device == "cuda" else self._settings.cpu_dtype
+        needed = (parameters * _BYTES_EACH[dtype] >> 20) + _OWN_MB
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]
             if not idle:
@@ -325,12 +326,12 @@ class Embedded:
             self._end(key, base_model_changed())
 
 
-def _is_own(model: Released) -> bool:
+def _is_own(model: ReleasedModel) -> bool:
     """Return True for a fully fine-tuned model: its archive holds all weights, not an adapter."""
     return model.archive is not None and not model.archive.is_lora
 
 
-def _key(model: Released) -> str:
+def _key(model: ReleasedModel) -> str:
     """Return the key of the engine that serves a model: all adapters of a base model share one."""
     if model.archive and _is_own(model):
         return model.archive.sha256

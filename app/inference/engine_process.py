@@ -20,12 +20,12 @@ from threading import Lock, Thread
 from typing import IO, cast
 
 from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
-from app.inference.protocol import MAX_LINE, Ask, Proof, Said, engine_lost, refusal_error
+from app.inference.protocol import MAX_LINE, Ask, EngineMessage, Proof, engine_lost, refusal_error
 from app.inference.released import NotServed
 from app.ops.children import environment, secret_places
 from app.ops.processes import python
 from app.settings import Settings
-from spard.isolation import walls
+from spard.isolation import sandbox
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,14 @@ class Stream:
     def __init__(self, number: int, cancel: Callable[[int], None], project: str | None = None) -> None:
         self.number, self._cancel, self.project = number, cancel, project
         self._loop = asyncio.get_running_loop()
-        self._said: asyncio.Queue[Said | AppError] = asyncio.Queue()
+        self._said: asyncio.Queue[EngineMessage | AppError] = asyncio.Queue()
 
-    def put(self, said: Said | AppError) -> None:
+    def put(self, said: EngineMessage | AppError) -> None:
         """Add a message, or an error that ends the stream; safe from any thread."""
         with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self._said.put_nowait, said)
 
-    async def next(self, timeout_s: float) -> Said:
+    async def next(self, timeout_s: float) -> EngineMessage:
         """Return the next message; raise the error that ends the stream, or `engine_timeout` after `timeout_s`."""
         try:
             said = await asyncio.wait_for(self._said.get(), timeout_s)
@@ -80,7 +80,7 @@ class EngineProcess:
         self._rows = settings.serving_rows
         self._streams: dict[int, Stream] = {}
         self._loads: dict[str, Future[Proof]] = {}
-        self.ready: Future[Said] = Future()
+        self.ready: Future[EngineMessage] = Future()
         order = {
             "source": source,
             "revision": revision,
@@ -92,7 +92,7 @@ class EngineProcess:
         }
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         self._process = subprocess.Popen(  # noqa: S603 - the command is ours
-            walls.isolated_command(walls.find_walls(), python("worker.engine", json.dumps(order))),
+            sandbox.isolated_command(sandbox.find_sandbox(), python("worker.engine", json.dumps(order))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(settings, settings.serving_device),
@@ -100,7 +100,7 @@ class EngineProcess:
         )
         self._lines: SimpleQueue[bytes | None] = SimpleQueue()
         hidden = map(str, secret_places(settings))
-        self._lines.put(walls.line(folder, walls.model_paths(source), (), hidden))
+        self._lines.put(sandbox.line(folder, sandbox.model_paths(source), (), hidden))
         for run, stream in ((self._write, self._process.stdin), (self._read, self._process.stdout)):
             Thread(target=run, args=(cast(IO[bytes], stream),), daemon=True).start()
 
@@ -185,7 +185,7 @@ class EngineProcess:
             if not self.is_alive:
                 self._settle(adapter, engine_lost())
 
-    def _note_start(self, how: Said | AppError) -> None:
+    def _note_start(self, how: EngineMessage | AppError) -> None:
         """Set the result of `ready`, unless it has one already."""
         with self._lock:
             if self.ready.done():
@@ -237,7 +237,7 @@ class EngineProcess:
             self._settle(adapter, engine_lost())
         self._lines.put(None)
 
-    def _hear(self, said: Said) -> None:
+    def _hear(self, said: EngineMessage) -> None:
         self.heard_at = time.monotonic()
         match said["kind"]:
             case "stepped":

@@ -145,7 +145,7 @@ def _repeats(pattern: str) -> int:
 
 def _together(schema: dict[str, object]) -> int:
     """Return the largest number of patterns that apply to one string, following all references."""
-    counted = _Counted(schema, has_patterns=any(_patterns(schema)))
+    counted = _PatternCounter(schema, has_patterns=any(_patterns(schema)))
     try:
         return max((counted.patterns(part) for part in parts(schema)), default=0)
     except RecursionError:
@@ -153,7 +153,7 @@ def _together(schema: dict[str, object]) -> int:
         return 0
 
 
-class _Counted:
+class _PatternCounter:
     """Counts the patterns that a part of a schema applies to one value, with its references resolved.
 
     A reference that cannot be resolved counts as one pattern if the schema has any.

@@ -95,7 +95,7 @@ class Proof(TypedDict):
     difference_to_base: float
 
 
-class Said(TypedDict, total=False):
+class EngineMessage(TypedDict, total=False):
     """A message of an engine; `kind` determines its fields."""
 
     kind: str
@@ -143,7 +143,7 @@ def base_model_changed() -> InvalidState:
     return InvalidState(BASE_MODEL_CHANGED, code="base_model_changed")
 
 
-def refusal_error(said: Said) -> AppError:
+def refusal_error(said: EngineMessage) -> AppError:
     """Return the API error for an engine's `failed` message."""
     match said["code"]:
         case "engine_busy":

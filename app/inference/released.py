@@ -48,7 +48,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedModel:
     """A model that is released to the caller; `base`, `source` and `revision` identify its base model."""
 
     name: str
@@ -66,7 +66,7 @@ class Released:
         return self.archive.sha256 if self.archive and self.archive.is_lora else None
 
 
-def find_released(session: Session, caller: Principal, name: str, settings: Settings) -> Released:
+def find_released(session: Session, caller: Principal, name: str, settings: Settings) -> ReleasedModel:
     """Return the model of this name; raise `NotFound` unless it is released to the caller now."""
     policy = policies.current(session, settings).content
     if name in policy.serving.paused:
@@ -81,7 +81,7 @@ def find_released(session: Session, caller: Principal, name: str, settings: Sett
     return found if _is_prompted(own) else replace(found, server=_server(name, policy))
 
 
-def check_again(session: Session, caller: Principal, model: Released, settings: Settings) -> None:
+def check_again(session: Session, caller: Principal, model: ReleasedModel, settings: Settings) -> None:
     """Raise if the caller's key has ended, or if the name no longer resolves to the same released bytes."""
     if error := find_ended(session, [caller]).get(caller):
         raise error
@@ -94,11 +94,11 @@ def refuse(name: str) -> NoReturn:
     raise NotFound(f"The model '{name}' does not exist.", code="model_not_found", param="model")
 
 
-def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
+def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> ReleasedModel:
     if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
         refuse(entry.alias)
     held = OFFERED if entry.quantization == "always" else "none"
-    return Released(entry.alias, entry.alias, entry.source, entry.revision, quantization=held, digest=entry.digest)
+    return ReleasedModel(entry.alias, entry.alias, entry.source, entry.revision, quantization=held, digest=entry.digest)
 
 
 def _is_prompted(own: OwnModel) -> bool:
@@ -113,7 +113,7 @@ def _server(name: str, policy: Policy) -> Server | None:
     return named.get(name)
 
 
-def _find_own_model(session: Session, own: OwnModel, caller: Principal) -> Released:
+def _find_own_model(session: Session, own: OwnModel, caller: Principal) -> ReleasedModel:
     try:
         own.check(session, caller)
     except Forbidden:
@@ -124,7 +124,7 @@ def _find_own_model(session: Session, own: OwnModel, caller: Principal) -> Relea
     archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
     base = job.spec.model
     held = str(job.recipe.get("quantization", "none"))
-    return Released(own.name, base.alias, base.source, base.revision, archive, held, base.digest)
+    return ReleasedModel(own.name, base.alias, base.source, base.revision, archive, held, base.digest)
 
 
 class NotServed(Unavailable):

@@ -26,13 +26,13 @@ from app.errors import AppError, Unavailable
 from app.http.rate_limit import RateLimits
 from app.inference import calls
 from app.inference.call_leases import CallLeases
-from app.inference.calls import Admitted, Outcome, Owner
+from app.inference.calls import AdmittedCall, Outcome, Owner
 from app.inference.clients import Clients
-from app.inference.embedded import Embedded
+from app.inference.embedded import EmbeddedEngines
 from app.inference.engine_process import Stream
 from app.inference.guard import FILTERED, open_guard
-from app.inference.protocol import Ask, Proof, Said, engine_lost, name_field
-from app.inference.released import Released, check_again
+from app.inference.protocol import Ask, EngineMessage, Proof, engine_lost, name_field
+from app.inference.released import ReleasedModel, check_again
 from app.keys import Principal
 from app.settings import Settings
 from app.storage import Storage
@@ -51,7 +51,7 @@ LOOK_S = 0.4  # between two checks, so that a withdrawal ends replies within a s
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reply:
     caller: Principal
-    model: Released
+    model: ReleasedModel
     end: Callable[[AppError], None]
 
 
@@ -65,7 +65,7 @@ class Watch:
         self._thread: Thread | None = None
 
     @contextmanager
-    def watch_release(self, caller: Principal, model: Released, end: Callable[[AppError], None]) -> Iterator[None]:
+    def watch_release(self, caller: Principal, model: ReleasedModel, end: Callable[[AppError], None]) -> Iterator[None]:
         """While the block runs, call `end` with an error as soon as the model is not released to the caller.
 
         `end` is called from another thread.
@@ -103,7 +103,7 @@ class Watch:
 
     def _look(self, replies: list[_Reply]) -> None:
         """Check each pair of caller and model once, and end its replies if the check fails or the database is away."""
-        by_what: dict[tuple[Principal, Released], list[_Reply]] = {}
+        by_what: dict[tuple[Principal, ReleasedModel], list[_Reply]] = {}
         for reply in replies:
             by_what.setdefault((reply.caller, reply.model), []).append(reply)
         for (caller, model), same in by_what.items():
@@ -113,7 +113,7 @@ class Watch:
                 for reply in same:
                     reply.end(error)
 
-    def _wrong(self, caller: Principal, model: Released) -> AppError | None:
+    def _wrong(self, caller: Principal, model: ReleasedModel) -> AppError | None:
         try:
             with db.read(self._engine) as session:
                 check_again(session, caller, model, self._settings)
@@ -141,7 +141,9 @@ class Reply:
             ...
     """
 
-    def __init__(self, serving: Serving, caller: Principal, call: Admitted, stored: asyncio.Task[None]) -> None:
+    def __init__(
+        self, serving: InferenceService, caller: Principal, call: AdmittedCall, stored: asyncio.Task[None]
+    ) -> None:
         self._serving, self._caller, self.call, self._stored = serving, caller, call, stored
         self.created = int(time.time())
         self._began, self._stack = time.monotonic(), ExitStack()
@@ -186,7 +188,7 @@ class Reply:
         if proof is not None:
             await to_thread.run_sync(self._serving.note_load, self._caller, self.call, proof)
 
-    async def pieces(self) -> AsyncIterator[Said]:
+    async def pieces(self) -> AsyncIterator[EngineMessage]:
         """Yield the pieces of the replies; raise the error that ends them early.
 
         If a guard checks output, pieces are held back until all replies have ended and were checked.
@@ -198,7 +200,7 @@ class Reply:
             self._shown[said["index"]] = said["reply_tokens"]
             yield said
 
-    async def _guard_events(self) -> AsyncIterator[Said]:
+    async def _guard_events(self) -> AsyncIterator[EngineMessage]:
         if self._guard is None or not self._guard.rule.output:
             async for said in self._as_written():
                 yield said
@@ -212,7 +214,7 @@ class Reply:
             for said in own:
                 yield said
 
-    async def _as_written(self) -> AsyncIterator[Said]:
+    async def _as_written(self) -> AsyncIterator[EngineMessage]:
         stream = cast(Stream, self._stream)
         while True:
             said = await stream.next(self._serving.settings.serving_stall_s)
@@ -274,7 +276,7 @@ class Reply:
             raise
 
 
-class Serving:
+class InferenceService:
     """The inference service of one API process: engines, HTTP clients, leases and the release watch."""
 
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
@@ -288,9 +290,9 @@ class Serving:
     def unattested_engines(self) -> Engines:
         """The client of unattested servers, created when a policy names the first one."""
         if self._unattested is None:
-            from app.inference.unattested import Unattested  # imports openai, which embedded engines do not need
+            from app.inference.unattested import UnattestedEngines  # imports openai, which embedded engines do not need
 
-            self._unattested = Unattested(self.settings, self.clients)
+            self._unattested = UnattestedEngines(self.settings, self.clients)
         return self._unattested
 
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
@@ -314,22 +316,22 @@ class Serving:
             raise
         return reply
 
-    def shrink_reservation(self, call: Admitted, prompt_tokens: int, n: int) -> None:
+    def shrink_reservation(self, call: AdmittedCall, prompt_tokens: int, n: int) -> None:
         """Lower the request's reservation to the tokens that fit after its prompt."""
         with db.transaction(self._engine) as session:
             calls.shrink_reservation(session, call, prompt_tokens, n)
 
-    def note_load(self, caller: Principal, call: Admitted, proof: Proof) -> None:
+    def note_load(self, caller: Principal, call: AdmittedCall, proof: Proof) -> None:
         """Record in the audit log that an adapter was loaded and proved."""
         with db.transaction(self._engine, _caller_scope(caller)) as session:
             calls.note_load(session, call.model, proof)
 
-    def check(self, caller: Principal, call: Admitted) -> None:
+    def check(self, caller: Principal, call: AdmittedCall) -> None:
         """Raise an error if the model is no longer released to the caller."""
         with db.read(self._engine) as session:
             check_again(session, caller, call.model, self.settings)
 
-    def finish(self, caller: Principal, call: Admitted, ask: Ask | None, outcome: Outcome) -> None:
+    def finish(self, caller: Principal, call: AdmittedCall, ask: Ask | None, outcome: Outcome) -> None:
         """Store how a request ended, and count its tokens against the project's rate."""
         with db.transaction(self._engine) as session:
             calls.finish(session, call, ask, outcome)
@@ -345,10 +347,10 @@ class Serving:
 
     async def _admit(
         self, caller: Principal, name: str, ask: Ask, endpoint: str
-    ) -> tuple[Admitted, asyncio.Task[None]]:
+    ) -> tuple[AdmittedCall, asyncio.Task[None]]:
         """Return the admitted request, and a task that commits its row while the engine already reads the prompt."""
         loop = asyncio.get_running_loop()
-        decided: asyncio.Future[Admitted] = loop.create_future()
+        decided: asyncio.Future[AdmittedCall] = loop.create_future()
 
         def admit() -> None:
             with db.transaction(self._engine, _caller_scope(caller)) as session:
@@ -374,7 +376,7 @@ def _caller_scope(caller: Principal) -> dict[str, object]:
 class Engines(Protocol):
     """What writes the replies: embedded engines, a vLLM server, or servers that a policy names."""
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Begin a request; return its stream, the prompt's number of tokens, and a proof if an adapter was loaded.
 
         The proof is None if the adapter was loaded earlier. Raises an `AppError` if the request cannot be answered.
@@ -392,7 +394,7 @@ class Engines(Protocol):
 
 def open_engines(settings: Settings, storage: Storage, clients: Clients, begin: Begin) -> Engines:
     """Return embedded engines, or the vLLM server of `SPARD_SERVING_URL` if that is set."""
-    own = Embedded(settings, storage)
+    own = EmbeddedEngines(settings, storage)
     if settings.serving_url is None:
         return own
     from app.inference.vllm import Vllm  # imports openai, which embedded engines do not need

@@ -17,22 +17,22 @@ from openai import APIConnectionError, APIError, APIStatusError
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from app.inference.clients import NO_KEY, Clients
 from app.inference.engine_process import Stream
-from app.inference.protocol import Ask, Finish, Proof, Said, Token
-from app.inference.released import Released, Server
+from app.inference.protocol import Ask, EngineMessage, Finish, Proof, Token
+from app.inference.released import ReleasedModel, Server
 from app.inference.vllm_writing import completion_tokens
 from app.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-class Unattested:
+class UnattestedEngines:
     """Implements `Engines` for all unattested servers; each model names its own server."""
 
     def __init__(self, settings: Settings, clients: Clients) -> None:
         self._settings, self._clients, self._numbers = settings, clients, count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Start the request and return its stream; the prompt's token count is 0 here, and comes with the end."""
         if model.server is None:
             raise Unavailable("No server is named for this model.", code="no_engine")
@@ -56,7 +56,7 @@ class Unattested:
             async with self._clients.open_client(server.url, secret) as client:
                 endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions
                 chunks = await endpoint.create(**_server_request(server.name, ask))
-                written = _Written(stream, ask["n"])
+                written = _ChunkConverter(stream, ask["n"])
                 async for chunk in chunks:
                     written.add(chunk)
                 written.end()
@@ -76,7 +76,7 @@ class Unattested:
             task.cancel()
 
 
-class _Written:
+class _ChunkConverter:
     """Converts a server's chunks to engine messages; tool calls become text, in the form that `Sieve` parses."""
 
     def __init__(self, stream: Stream, replies: int) -> None:
@@ -103,7 +103,7 @@ class _Written:
 
     def end(self) -> None:
         usage = self._usage
-        done: Said = {"kind": "done", "id": self._stream.number, "reply_tokens": sum(self._counts)}
+        done: EngineMessage = {"kind": "done", "id": self._stream.number, "reply_tokens": sum(self._counts)}
         if usage is not None:
             done["reply_tokens"], done["prompt_tokens"] = usage.completion_tokens, usage.prompt_tokens
         self._stream.put(done)
@@ -112,7 +112,13 @@ class _Written:
         finish: Finish | None = None
         if reason:
             finish = "length" if reason == "length" else "content_filter" if reason == "content_filter" else "stop"
-        said: Said = {"kind": "piece", "id": self._stream.number, "index": index, "text": text, "finish": finish}
+        said: EngineMessage = {
+            "kind": "piece",
+            "id": self._stream.number,
+            "index": index,
+            "text": text,
+            "finish": finish,
+        }
         said["tokens"], said["reply_tokens"] = tokens, self._counts[index]
         self._stream.put(said)
 

@@ -26,10 +26,10 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, NotFoundErro
 from app.db import Begin
 from app.errors import AppError
 from app.inference.clients import Clients
-from app.inference.embedded import Embedded
+from app.inference.embedded import EmbeddedEngines
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof, busy, engine_lost
-from app.inference.released import NotServed, Released
+from app.inference.released import NotServed, ReleasedModel
 from app.inference.vllm_adapters import Adapters
 from app.inference.vllm_probe import probes
 from app.inference.vllm_server import Gate, NotServable, Server, ask_server, require_whole
@@ -62,7 +62,9 @@ class Vllm:
     `prover` is the embedded engine that the server's answers are compared with.
     """
 
-    def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin) -> None:
+    def __init__(
+        self, settings: Settings, storage: Storage, prover: EmbeddedEngines, clients: Clients, begin: Begin
+    ) -> None:
         self._settings, self._prover, self._clients, self._begin = settings, prover, clients, begin
         self._gate = Gate(settings.serving_adapters_dir)
         self.adapters = Adapters(settings, storage, prover, self._gate, begin, self._end_streams)
@@ -74,7 +76,7 @@ class Vllm:
         self._asked_at = 0.0
         self._canary: asyncio.Task[None] | None = None
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream, the prompt's number of tokens, and a proof if this request loaded the adapter."""
         require_whole(model)
         tokenizer = await to_thread.run_sync(base_tokenizer, model)
@@ -123,7 +125,7 @@ class Vllm:
                 await self.adapters.unload(client, digest)
             await to_thread.run_sync(drop_served_row, self._begin, str(self._settings.serving_url), digest)
 
-    async def _check_schema(self, model: Released, ask: Ask) -> None:
+    async def _check_schema(self, model: ReleasedModel, ask: Ask) -> None:
         """Refuse a schema that the embedded engine or the server cannot constrain a reply to.
 
         vLLM ignores some such schemas, in part or whole, and says nothing.

@@ -19,9 +19,9 @@ from app.db import Begin
 from app.errors import AppError, Unavailable
 from app.files.tokenizer import LightTokenizer
 from app.inference import released
-from app.inference.embedded import Embedded
+from app.inference.embedded import EmbeddedEngines
 from app.inference.protocol import Proof, engine_lost
-from app.inference.released import Archive, NotServed, Released
+from app.inference.released import Archive, NotServed, ReleasedModel
 from app.inference.vllm_probe import (
     KNOWN,
     Answers,
@@ -49,7 +49,7 @@ def probe_rows(tokenizer: LightTokenizer, mode: Mode | None) -> list[list[int]]:
     return [prompt_ids(tokenizer, each, mode) for each in probes()]
 
 
-async def expect(engine: Embedded, model: Released, stall_s: float) -> tuple[list[Likely], str]:
+async def expect(engine: EmbeddedEngines, model: ReleasedModel, stall_s: float) -> tuple[list[Likely], str]:
     """Return our own engine's answers to the probes, and the adapter's tensor digest, "" if it was loaded before."""
     found, digest = list[Likely](), ""
     for each in probes():
@@ -127,7 +127,7 @@ class Adapters:
         self,
         settings: Settings,
         storage: Storage,
-        own: Embedded,
+        own: EmbeddedEngines,
         gate: Gate,
         begin: Begin,
         end_replies: Callable[[str], None],
@@ -141,7 +141,7 @@ class Adapters:
         self._is_rank_known = False
 
     async def provide(
-        self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer
+        self, client: AsyncOpenAI, model: ReleasedModel, project: str, tokenizer: LightTokenizer
     ) -> tuple[Resident, bool]:
         """Return a model, loaded into the server and proved, and True if this call has loaded it.
 
@@ -179,7 +179,9 @@ class Adapters:
         await to_thread.run_sync(partial(remove_folder, self._settings.serving_adapters_dir, digest))
         await _unload(client, name)
 
-    async def _load(self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer) -> Resident:
+    async def _load(
+        self, client: AsyncOpenAI, model: ReleasedModel, project: str, tokenizer: LightTokenizer
+    ) -> Resident:
         name, archive = resident_name(model), model.archive
         if archive is None:
             return await self._load_base(client, model, tokenizer)
@@ -223,7 +225,7 @@ class Adapters:
         await _unload(client, resident.name)
         await self._prove(client, [each for each in self.residents.values() if each is not resident])
 
-    async def _load_base(self, client: AsyncOpenAI, model: Released, tokenizer: LightTokenizer) -> Resident:
+    async def _load_base(self, client: AsyncOpenAI, model: ReleasedModel, tokenizer: LightTokenizer) -> Resident:
         rows = await to_thread.run_sync(probe_rows, tokenizer, None)
         own, _ = await expect(self._own, model, self._settings.serving_stall_s)
         resident = Resident(model.base, model.base, rows, Answers(own, own))
@@ -232,7 +234,7 @@ class Adapters:
         self.residents[resident.name] = resident
         return resident
 
-    def _note(self, model: Released, archive: Archive, project: str) -> None:
+    def _note(self, model: ReleasedModel, archive: Archive, project: str) -> None:
         """Store a row for an adapter before it is loaded, so that a withdrawal knows that it has to be unloaded."""
         facts = {"project_id": project, "job_id": archive.job_id, "model": model.name, "base": model.base}
         with self._begin() as session:
@@ -301,7 +303,7 @@ class Adapters:
         return [each.own for each in there if each.base == resident.base and each.rows == resident.rows]
 
 
-def resident_name(model: Released) -> str:
+def resident_name(model: ReleasedModel) -> str:
     """Return a model's name in the server: the alias of a base model, else a name made from the digest."""
     return f"spard-{model.adapter[:24]}" if model.adapter else model.base
 

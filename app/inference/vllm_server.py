@@ -34,7 +34,7 @@ from app.catalog.model_files import read_positions
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from app.inference.clients import NO_KEY, Clients
 from app.inference.protocol import busy, engine_lost
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from app.settings import Settings
 from spard.config import Lora
 
@@ -83,7 +83,7 @@ class Server:
         return f"vLLM {self.version or 'of unknown version'} may swap adapters when it loads one: use {floor} or newer."
 
 
-def require_whole(model: Released) -> None:
+def require_whole(model: ReleasedModel) -> None:
     """Raise `NotServable` for a fully fine-tuned model, or one on a quantized base model."""
     if model.archive is not None and not model.archive.is_lora:
         raise NotServable("all of its weights were trained, and the server holds the base model's.")

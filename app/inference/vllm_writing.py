@@ -20,8 +20,8 @@ from openai import APIStatusError, AsyncOpenAI
 from app.db.tables import BaseModelEntry
 from app.errors import AppError, InvalidRequest, TooManyRequests
 from app.files.tokenizer import LightTokenizer, open_tokenizer
-from app.inference.protocol import Alternative, Ask, Finish, Said, Token, engine_lost
-from app.inference.released import Released
+from app.inference.protocol import Alternative, Ask, EngineMessage, Finish, Token, engine_lost
+from app.inference.released import ReleasedModel
 from spard.data.chat import get_renderer, render_conversation
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rendering import Mode, Opening
@@ -60,7 +60,7 @@ class ReplyBounds:
         return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
 
 
-def base_tokenizer(model: Released) -> LightTokenizer:
+def base_tokenizer(model: ReleasedModel) -> LightTokenizer:
     """Return the tokenizer of a model's base model; raise `InvalidState` if its files are not on this machine."""
     entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
     return open_tokenizer(entry)
@@ -186,7 +186,7 @@ def reply_room(ids: list[int], ask: Ask, context: int) -> int:
     return room if ask["max_tokens"] is None else min(room, ask["max_tokens"])
 
 
-async def write(client: AsyncOpenAI, request: Request) -> AsyncIterator[Said]:
+async def write(client: AsyncOpenAI, request: Request) -> AsyncIterator[EngineMessage]:
     """Yield the `piece` messages of the replies and then `done`, as the embedded engine sends them.
 
     Errors of the openai client pass through; `translate` turns them into API errors.
@@ -214,7 +214,7 @@ async def write(client: AsyncOpenAI, request: Request) -> AsyncIterator[Said]:
             text = openings[choice.index].cut(choice.text, is_last=bool(choice.finish_reason))
             for index in range(request.copies) if request.copies > 1 else (choice.index,):
                 counts[index] += count
-                piece: Said = {"kind": "piece", "id": request.number, "index": index, "text": text}
+                piece: EngineMessage = {"kind": "piece", "id": request.number, "index": index, "text": text}
                 piece["finish"], piece["tokens"] = _finish(choice.finish_reason), tokens
                 piece["reply_tokens"] = counts[index]
                 yield piece

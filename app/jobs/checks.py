@@ -16,7 +16,7 @@ from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs.request import JobCreate
-from app.jobs.snapshot import Resolved, Snapshot
+from app.jobs.snapshot import ResolvedRequest, Snapshot
 from app.keys import Principal
 from app.policies.schemas import Policy, recipe_value
 from app.settings import Settings
@@ -38,7 +38,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
     """
     # Locks all corpora first: a version that a check looks up cannot be deleted before the job is stored.
     catalog.hold(session)
-    job = Resolved(session, caller, ask, settings)
+    job = ResolvedRequest(session, caller, ask, settings)
     for check in CHECKS:
         check(job)
     return job.snapshot()
@@ -47,7 +47,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
 # The model, and the adapter to start from
 
 
-def check_start(job: Resolved) -> None:
+def check_start(job: ResolvedRequest) -> None:
     """Check that a request keeps the base model and LoRA shape of the adapter that it starts from, if any."""
     start, model, ask = job.start, job.model, job.ask
     if start is None:
@@ -70,7 +70,7 @@ def _mismatch(message: str, param: str) -> InvalidRequest:
 # The settings of the request
 
 
-def check_method(job: Resolved) -> None:
+def check_method(job: ResolvedRequest) -> None:
     """Refuse methods that are not trained here, and DPO with a defense that trains on answers."""
     ask = job.ask
     if ask.method is None:
@@ -90,7 +90,7 @@ def check_method(job: Resolved) -> None:
         raise InvalidRequest(message, code="method_not_supported", param="safety.defense.type")
 
 
-def check_full_fine_tuning(job: Resolved) -> None:
+def check_full_fine_tuning(job: ResolvedRequest) -> None:
     """Refuse full fine-tuning, and defenses that read the weights, where the base model does not allow them."""
     model, defense = job.model, job.safety.defense
     if job.ask.full_fine_tuning and not model.allow_full_fine_tuning:
@@ -104,7 +104,7 @@ def check_full_fine_tuning(job: Resolved) -> None:
         raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
 
 
-def check_models_of_defense(job: Resolved) -> None:
+def check_models_of_defense(job: ResolvedRequest) -> None:
     """Refuse a defense that needs a further model if the request names none."""
     defense = job.safety.defense
     if missing := defense.missing_model:
@@ -116,7 +116,7 @@ def check_models_of_defense(job: Resolved) -> None:
 # the release
 
 
-def check_audit(job: Resolved) -> None:
+def check_audit(job: ResolvedRequest) -> None:
     """Refuse a customer's audit settings that could reveal less than the policy's."""
     if "admin" in job.caller.scopes:
         return
@@ -144,7 +144,7 @@ def _not_allowed(message: str, name: str) -> InvalidRequest:
     return InvalidRequest(message, code="audit_not_allowed", param=f"safety.audit.{name}")
 
 
-def check_policy_choice(job: Resolved) -> None:
+def check_policy_choice(job: ResolvedRequest) -> None:
     """Refuse a defense or a model that the policy does not allow for this key."""
     check_choice(job.caller, job.safety.defense, job.model.alias, job.policy)
 
@@ -169,7 +169,7 @@ def _quote_names(names: Iterable[str]) -> str:
 # The files
 
 
-def check_files(job: Resolved) -> None:
+def check_files(job: ResolvedRequest) -> None:
     """Check that the job can train on its files; if not, refuse it, or let it fail if `bad_files` says so."""
     training, validation = job.training, job.validation  # a file that does not exist always refuses the request
     try:
@@ -232,7 +232,7 @@ def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
 # The safety settings, and what the recipe makes of them
 
 
-def check_pool(job: Resolved) -> None:
+def check_pool(job: ResolvedRequest) -> None:
     """Refuse a defense that trains on safe rows if there is no safety pool."""
     if job.pool is None and job.safety.defense.trains_on_safe_rows:
         message = (
@@ -242,27 +242,27 @@ def check_pool(job: Resolved) -> None:
         raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
 
 
-def check_embedder(job: Resolved) -> None:
+def check_embedder(job: ResolvedRequest) -> None:
     """Refuse an embedder that this key may not use."""
     _ = job.embedder
 
 
-def check_modules(job: Resolved) -> None:
+def check_modules(job: ResolvedRequest) -> None:
     """Refuse LoRA target modules that the base model does not have or that cannot be adapted."""
     fitness.check_recipe(job.requested_recipe, job.model)
 
 
-def check_suites(job: Resolved) -> None:
+def check_suites(job: ResolvedRequest) -> None:
     """Refuse a suite that does not exist."""
     _ = job.suites
 
 
-def check_row_signal(job: Resolved) -> None:
+def check_row_signal(job: ResolvedRequest) -> None:
     """Refuse a job that cannot carry out the policy's action for rows."""
     _ = job.row_signal
 
 
-def check_policy_ranges(job: Resolved) -> None:
+def check_policy_ranges(job: ResolvedRequest) -> None:
     """Refuse a number outside of the policy's range."""
     check_ranges(job.caller, job.recipe, job.policy)
 
@@ -281,7 +281,7 @@ def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
 # Warnings, in the order in which the owner reads them
 
 
-def warn_of_files(job: Resolved) -> None:
+def warn_of_files(job: ResolvedRequest) -> None:
     """Warn of the findings in the files, and of a validation file that is the training file."""
     found = [each for file in (job.training, job.validation) if file for each in files.file_findings(file)]
     job.warnings += [each.text for each in found if each.severity == "warning"][:SHOWN]
@@ -289,7 +289,7 @@ def warn_of_files(job: Resolved) -> None:
         job.warnings.append(SAME_FILE)
 
 
-def warn_of_changes(job: Resolved) -> None:
+def warn_of_changes(job: ResolvedRequest) -> None:
     """Warn of each part of the request that is not carried out exactly as it was sent."""
     ask, allowed = job.ask, job.settings.integrations or ()
     if (name := ask.suffix_in_name()) != ask.suffix:
@@ -302,7 +302,7 @@ def warn_of_changes(job: Resolved) -> None:
             job.warnings.append(f"{left_out} it says no project.")
 
 
-def warn_of_recipe(job: Resolved) -> None:
+def warn_of_recipe(job: ResolvedRequest) -> None:
     """Warn of a quantized base model, and of a pool without the benign rows that the recipe uses."""
     if job.recipe.quantization != "none":
         alias = job.model.alias
@@ -312,12 +312,12 @@ def warn_of_recipe(job: Resolved) -> None:
         job.warnings += benign_warnings(job.pool.benign_rows)
 
 
-def warn_of_setup(job: Resolved) -> None:
+def warn_of_setup(job: ResolvedRequest) -> None:
     """Warn if, with any file, no audit here can pass the job, or the base model refuses too many harmless requests."""
     job.warnings += job_warnings(job.session, job.model, job.suites, job.settings, job.policy.thresholds)
 
 
-CHECKS: tuple[Callable[[Resolved], None], ...] = (
+CHECKS: tuple[Callable[[ResolvedRequest], None], ...] = (
     check_start,  # first: the model decides which settings are possible
     check_method,
     check_full_fine_tuning,

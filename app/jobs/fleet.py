@@ -89,7 +89,7 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class PendingDecisions:
     """The number of waivers that wait for a second person, and of webhook deliveries that were given up."""
 
     proposed: int
@@ -162,11 +162,11 @@ def queue(session: Session) -> list[QueueOut]:
     return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.project_id))
 
 
-def count_undecided(session: Session) -> Undecided:
+def count_undecided(session: Session) -> PendingDecisions:
     """Return the number of open waiver proposals and of failed webhook deliveries."""
     is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
     counts = [
         select(func.count()).where(is_open),
         select(func.count()).where(WebhookDelivery.status == "failed"),
     ]
-    return Undecided(*session.execute(select(*(each.scalar_subquery() for each in counts))).one())
+    return PendingDecisions(*session.execute(select(*(each.scalar_subquery() for each in counts))).one())

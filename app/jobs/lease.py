@@ -112,7 +112,7 @@ def claim(
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:
-            again = transitions.retry_suffix(row.attempt, row.attempts_before_progress, row.max_attempts)
+            again = transitions.attempt_suffix(row.attempt, row.attempts_before_progress, row.max_attempts)
             events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
             return Claim(row.id, row.lease_token, row.attempt)
     return None

@@ -19,7 +19,7 @@ from app.jobs.rows import AnyJob
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
 from spard.config.quantization import OFFERED
 from spard.models import memory
-from spard.models.memory import GIB, Gpus, Load, Need, Plan, Trained, compute_need, fit
+from spard.models.memory import GIB, Gpus, Load, Need, Plan, TrainedPart, compute_need, fit
 from spard.models.shapes import Shape, read_shape
 
 
@@ -41,13 +41,13 @@ def least_need(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
         return None
     row_tokens = longest(shape, recipe, 0 if recipe.uses_pool else file_bytes)
     # One row at a time is the least that a micro-batch can be.
-    return compute_need(shape, Trained.from_recipe(recipe), row_tokens, _answers(recipe))
+    return compute_need(shape, TrainedPart.from_recipe(recipe), row_tokens, _answers(recipe))
 
 
 def quantized_weights(source: str, recipe: Recipe) -> int | None:
     """Return the bytes of a model's weights in NF4; None if it is not quantized or its shape is unknown."""
     shape = read_shape(source) if recipe.quantization != "none" else None
-    return None if shape is None else memory.weight_bytes(shape, Trained.from_recipe(recipe))
+    return None if shape is None else memory.weight_bytes(shape, TrainedPart.from_recipe(recipe))
 
 
 def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, rooms: Sequence[Room]) -> Plan | None:
@@ -62,7 +62,7 @@ def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
     row = longest(shape, recipe, row_tokens)
     safe_tokens = recipe.defense.safe_rows(batch_size) * row
     load = Load(batch_size, row, safe_tokens, _answers(recipe), recipe.gradient_checkpointing)
-    trained = Trained.from_recipe(recipe)
+    trained = TrainedPart.from_recipe(recipe)
     plans = [fit(shape, trained, load, Gpus(_room_memory(room), room.gpus, shards="if_needed")) for room in rooms]
     return next((plan for plan in plans if plan.fits), plans[0] if plans else None)
 

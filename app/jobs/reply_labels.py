@@ -48,7 +48,7 @@ _JOBS = 20  # latest jobs of a model whose replies are drawn from
 _TRIED = 20  # replies that are looked for, one after the other, where transcripts were deleted
 
 
-class _Sampled(NamedTuple):
+class _SampledRow(NamedTuple):
     """A row of `sampled_replies` with the storage key of its job's report."""
 
     id: str
@@ -283,12 +283,12 @@ def _exchange(text: str) -> Exchange:
     return Exchange(row["prompt"], row["reply"], row["suite"], row["kind"], row["category"], row["score"])
 
 
-def _sampled_replies(session: Session, model: str) -> list[_Sampled]:
+def _sampled_replies(session: Session, model: str) -> list[_SampledRow]:
     """Return the drawn replies of a model in their order."""
-    columns = [getattr(SampledReply, name) for name in _Sampled._fields[:-1]]
+    columns = [getattr(SampledReply, name) for name in _SampledRow._fields[:-1]]
     query = select(*columns, Job.report_key).join(Job, Job.id == SampledReply.job_id)
     rows = session.execute(query.where(SampledReply.model == model).order_by(SampledReply.place))
-    return [_Sampled._make((*row[:-1], row[-1] or "")) for row in rows]
+    return [_SampledRow._make((*row[:-1], row[-1] or "")) for row in rows]
 
 
 def _labels(session: Session, model: str) -> list[Label]:
@@ -315,7 +315,7 @@ def _waiting(
     reply_id: str | None,
     *,
     settle: bool,
-) -> list[_Sampled]:
+) -> list[_SampledRow]:
     """Return the replies that may be shown next; raise `NotFound` for an unknown `reply_id`."""
     found = _sampled_replies(session, model)
     if reply_id is not None:
@@ -337,7 +337,7 @@ def _unknown(reply_id: str) -> NotFound:
     return NotFound(f"No such reply to label: {reply_id[:64]}", code="reply_not_found", param="reply_id")
 
 
-def _read(storage: Storage, reply: _Sampled) -> transcripts.Transcript | None:
+def _read(storage: Storage, reply: _SampledRow) -> transcripts.Transcript | None:
     """Return a reply's transcript; None if it was deleted."""
     try:
         found = transcripts.read(storage, reply.key, reply.number - 1, 1, None, None).data
@@ -351,7 +351,7 @@ def _base_digest(storage: Storage, report_key: str) -> str | None:
     return read_json(storage, report_key).get("base_digest") if storage.exists(report_key) else None
 
 
-def _describe_reply(storage: Storage, reply: _Sampled, labels: Sequence[Label]) -> ReplyOut | None:
+def _describe_reply(storage: Storage, reply: _SampledRow, labels: Sequence[Label]) -> ReplyOut | None:
     text = _read(storage, reply)
     if text is None:
         return None

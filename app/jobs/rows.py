@@ -57,7 +57,9 @@ class JobRow(NamedTuple):
 AnyJob = Job | JobRow  # `job_response` accepts either
 
 ALL = select(*(getattr(Job, name) for name in JobRow._fields))
-_ONE = db.Prepared(ALL.where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id")), JobRow._make)
+_ONE = db.PreparedStatement(
+    ALL.where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id")), JobRow._make
+)
 
 
 def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:

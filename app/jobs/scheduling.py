@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 # Built once: they run whenever a waiting job is shown.
-_LENGTHS = db.Prepared(
+_LENGTHS = db.PreparedStatement(
     select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id), tuple
 )
 _PLACES = select(
@@ -51,7 +51,7 @@ _AHEAD = select(func.count()).where(
     _EARLIER.status == JobStatus.queued,
     or_(_EARLIER.priority < bindparam("priority_is"), _SAME),
 )
-_LENGTHS_AND_AHEAD = db.Prepared(
+_LENGTHS_AND_AHEAD = db.PreparedStatement(
     select(Job.project_id, func.count(), _AHEAD.scalar_subquery())
     .where(Job.status == JobStatus.queued)
     .group_by(Job.project_id),
@@ -64,7 +64,7 @@ def projects(session: Session) -> list[str]:
     return [one.project_id for one in standings(session)]
 
 
-def standings(session: Session, among: Collection[str] | None = None) -> list[Standing]:
+def standings(session: Session, among: Collection[str] | None = None) -> list[ProjectShare]:
     """Return the standings of the projects that have a job to start, in the order of their turns.
 
     With `among`, a collection of project ids, the standings of those projects instead, even without a job to start.
@@ -167,7 +167,7 @@ def _place(reader: db.Reader, job: AnyJob) -> tuple[dict[str, int], list[Ranked]
 
 def _standings(
     session: Session, among: Collection[str] | None, running: Mapping[str, Sequence[float]]
-) -> list[Standing]:
+) -> list[ProjectShare]:
     of_project, may_start = Job.project_id == Project.id, (Job.status == JobStatus.queued) & (Job.run_after <= now())
     is_ready = select(Job.id).where(of_project, may_start).exists()
     served_at = select(func.max(Job.started_at)).where(of_project).scalar_subquery()
@@ -179,7 +179,7 @@ def _standings(
     ):
         runs = running.get(project_id, ())
         used = fade(seconds, since) + sum(map(running_seconds, runs))
-        found.append(Standing(project_id, len(runs), used, weight or 1.0, served, is_ready=bool(ready)))
+        found.append(ProjectShare(project_id, len(runs), used, weight or 1.0, served, is_ready=bool(ready)))
     return found
 
 
@@ -207,7 +207,7 @@ _LEAST_S = 1.0  # a running job counts at least this, so that a project just ser
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProjectShare:
     """A project's position relative to others.
 
     running    the number of its running jobs
@@ -225,14 +225,14 @@ class Standing:
     is_ready: bool = True
 
 
-def in_turn(standings: Iterable[Standing]) -> list[Standing]:
+def in_turn(standings: Iterable[ProjectShare]) -> list[ProjectShare]:
     """Return the projects in the order in which they are served.
 
     Running jobs are divided by the weight, rounded down: a project of weight 3 with two running jobs counts as running
     none.
     """
 
-    def turn(one: Standing) -> tuple[float, float, float, str]:
+    def turn(one: ProjectShare) -> tuple[float, float, float, str]:
         served = one.served_at.timestamp() if one.served_at else 0.0
         return one.running // one.weight, one.used / one.weight, served, one.project_id
 
@@ -254,7 +254,7 @@ def running_seconds(seconds: float) -> float:
     return max(_LEAST_S, steady * (1 - exp2(-max(seconds, 0.0) / HALF_LIFE_S)))
 
 
-def recent_shares(standings: Sequence[Standing]) -> dict[str, float]:
+def recent_shares(standings: Sequence[ProjectShare]) -> dict[str, float]:
     """Return each project's share, from 0 to 1, of the recent GPU time of all (see `fade`)."""
     whole = sum(one.used for one in standings)
     return {one.project_id: one.used / whole if whole else 0.0 for one in standings}

@@ -41,7 +41,7 @@ class Snapshot:
 
 
 @dataclass(eq=False)
-class Resolved:
+class ResolvedRequest:
     """A request for a job and all that it refers to today; `app.jobs.checks` decides if the job may be made.
 
     Each part is looked up when it is first read and only then, so the order of the checks is the order of the lookups:

@@ -326,7 +326,7 @@ def has_more_attempts(job: Job) -> bool:
     return attempts_used(job) < job.max_attempts
 
 
-def retry_suffix(attempt: int, base: int, most: int) -> str:
+def attempt_suffix(attempt: int, base: int, most: int) -> str:
     """Return the suffix of the "job started" event that numbers a retry; empty for the first attempt.
 
     `base` is the number of attempts before the job's last progress, `most` the number of attempts allowed since then.

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 from app.errors import Unfit
-from app.launchers.reconcile import Away, Refused, Started, Work
+from app.launchers.reconcile import Away, ClusterWork, Refused, Work
 
 ClusterObject = dict[str, Any]
 """A Kubernetes object such as a Job or a pod, as JSON of the Kubernetes API."""
@@ -239,7 +239,7 @@ class KubernetesLauncher:
             text = f"SPARD_LAUNCH_NODES is {self._nodes}, but the cluster knows no JobSet ({JOBSET_VERSION})."
             raise Unfit(f"{text} Install it (https://jobset.sigs.k8s.io), or set SPARD_LAUNCH_NODES=1.")
 
-    def list_started(self) -> list[Started]:
+    def list_started(self) -> list[ClusterWork]:
         """Return all work that the cluster has, and add NetworkPolicies that JobSets lack; may be slightly outdated."""
         jobs, sets = self._list(self._jobs), self._list(self._sets) if self._nodes > 1 else []
         if sets:
@@ -260,7 +260,7 @@ class KubernetesLauncher:
         if made := self._make(self._sets, jobset(leader, follower, work, self._queue)):
             self._make(self._policies, network_policy(work, made["metadata"]["uid"]))
 
-    def stop(self, started: Started) -> None:
+    def stop(self, started: ClusterWork) -> None:
         """Delete the Job or JobSet with this uid, and its pods, but not a newer one with the same name."""
         precise = {"propagationPolicy": "Background", "preconditions": {"uid": started.uid}}
         kind = self._jobs if started.work.nodes == 1 else self._sets
@@ -330,8 +330,8 @@ class KubernetesLauncher:
         return answer
 
 
-def _as_started(found: ClusterObject, work: Work, pods: list[ClusterObject]) -> Started:
+def _as_started(found: ClusterObject, work: Work, pods: list[ClusterObject]) -> ClusterWork:
     at = end_time(found)
     ended_s = None if at is None else (datetime.now(UTC) - at).total_seconds()
     own = found["metadata"]
-    return Started(own["name"], own["uid"], work, ended_s, why_not(found, pods))
+    return ClusterWork(own["name"], own["uid"], work, ended_s, why_not(found, pods))

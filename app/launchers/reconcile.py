@@ -46,7 +46,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class ClusterWork:
     """Work that the cluster has.
 
     name, uid  of the cluster's object
@@ -64,13 +64,13 @@ class Started:
 class Launcher(Protocol):
     """Starts and stops work on a cluster. All methods are idempotent; all may raise `Away` or `Refused`."""
 
-    def list_started(self) -> list[Started]:
+    def list_started(self) -> list[ClusterWork]:
         """Return all work that the cluster has; the list may be slightly outdated."""
 
     def start(self, work: Work) -> None:
         """Start work, unless the cluster has it already."""
 
-    def stop(self, started: Started) -> None:
+    def stop(self, started: ClusterWork) -> None:
         """Stop the process of an attempt with SIGTERM, if the cluster still has it."""
 
 
@@ -132,7 +132,7 @@ def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
     _tell(engine, reasons, bounds.room)
 
 
-def is_needed(started: Started, job: Job | None) -> bool:
+def is_needed(started: ClusterWork, job: Job | None) -> bool:
     """Return True if an attempt's process may hold its job or may still claim it, by status and token."""
     if job is None:
         return False
@@ -167,7 +167,7 @@ def _start(launcher: Launcher, work: Work) -> str | None:
     return None
 
 
-def _stop(launcher: Launcher, started: Started) -> None:
+def _stop(launcher: Launcher, started: ClusterWork) -> None:
     try:
         launcher.stop(started)
         log.info("%s: the cluster is told to stop it", started.name)

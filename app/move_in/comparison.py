@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from app.move_in.api import Api
-from app.move_in.filing import Desk
+from app.move_in.filing import JobFiler
 from app.move_in.ledger import Ledger, MoveInFailed, Record, write_whole
 from app.move_in.replies import NEW, Plan, Prompt, SameJudge, ask_plan, asks, cost, missing, model_jobs, reply_text
 from spard.evaluation.statistics import Interval, over_seeds, rule_of_three, wilson
@@ -107,7 +107,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PromptScores:
     """One prompt's scores by one measure; None if there are too few replies, or the judge gave no verdict."""
 
     new_old: float | None
@@ -115,26 +115,26 @@ class Scored:
     new_new: float | None
 
 
-def score(replies: Replies, measure: Measure) -> Scored:
+def score(replies: Replies, measure: Measure) -> PromptScores:
     """Return a prompt's scores: the means of a measure over all pairs of replies."""
-    return Scored(
+    return PromptScores(
         _mean(measure(a, b) for a, b in product(replies.new, replies.old)),
         _mean(measure(a, b) for a, b in combinations(replies.old, 2)),
         _mean(measure(a, b) for a, b in combinations(replies.new, 2)),
     )
 
 
-def judge_pairs(replies: Replies, judge: SameJudge) -> Scored:
+def judge_pairs(replies: Replies, judge: SameJudge) -> PromptScores:
     """Return a prompt's scores by a judge on the first new-old, old-old and new-new pair; each takes two requests."""
 
     def says(pair: list[str]) -> float | None:
         said = judge.says_same(replies.prompt, *pair) if len(pair) == 2 else None
         return None if said is None else float(said)
 
-    return Scored(says([*replies.old[:1], *replies.new[:1]]), says(replies.old[:2]), says(replies.new[:2]))
+    return PromptScores(says([*replies.old[:1], *replies.new[:1]]), says(replies.old[:2]), says(replies.new[:2]))
 
 
-def agreement(scores: Sequence[Scored]) -> Agreement:
+def agreement(scores: Sequence[PromptScores]) -> Agreement:
     """Return the agreement over all prompts by one measure, with 95 % intervals."""
     differences = [
         each.new_old - each.old_old for each in scores if each.new_old is not None and each.old_old is not None
@@ -180,7 +180,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ModelComparison:
     """The comparison of two models on the same prompts.
 
     replies     both models' replies, by prompt in the plan's order
@@ -193,18 +193,18 @@ class Compared:
     new: str
     plan: Plan
     replies: list[Replies]
-    scores: dict[str, list[Scored]]
+    scores: dict[str, list[PromptScores]]
     measures: dict[str, Agreement]
     unanswered: dict[str, int]
 
-    def changed_replies(self) -> list[tuple[Replies, Scored]]:
+    def changed_replies(self) -> list[tuple[Replies, PromptScores]]:
         """Return the prompts with changed replies, the largest loss of similarity below the noise floor first."""
         pairs = zip(self.replies, self.scores["similarity"], strict=True)
         known = [(replies, found) for replies, found in pairs if found.new_old is not None and found.new_old < 1]
         return sorted(known, key=lambda each: _loss(each[1]), reverse=True)
 
 
-def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) -> Compared:
+def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) -> ModelComparison:
     """Compare the replies that the ledger has of two models under the old model's plan."""
     plan: Plan = ledger.get("plan", old)
     kept = {kind: _texts(ledger, kind, model, plan) for kind, model in (("golden", old), ("new", new))}
@@ -224,10 +224,10 @@ def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) 
     wanted = len(plan["prompts"]) * plan["replies"]
     unanswered = {kind: wanted - sum(len(texts) for texts in kept[kind].values()) for kind in kept}
     measures = {name: agreement(each) for name, each in scores.items()}
-    return Compared(old, new, plan, replies, scores, measures, unanswered)
+    return ModelComparison(old, new, plan, replies, scores, measures, unanswered)
 
 
-def as_json(found: Compared) -> Record:
+def as_json(found: ModelComparison) -> Record:
     """Return a comparison as a JSON object: plan, agreement, and each prompt with both models' replies."""
     prompts = [
         {**asdict(each), "scores": {name: asdict(scores[place]) for name, scores in found.scores.items()}}
@@ -249,7 +249,7 @@ def _texts(ledger: Ledger, kind: str, model: str, plan: Plan) -> dict[str, list[
     return found
 
 
-def _loss(found: Scored) -> float:
+def _loss(found: PromptScores) -> float:
     floor = 1.0 if found.old_old is None else found.old_old
     return floor - (found.new_old or 0.0)
 
@@ -271,7 +271,7 @@ def pairs(api: Api, ledger: Ledger, given: Mapping[str, str]) -> tuple[dict[str,
         if job is None or filed is None or "job" not in filed:
             left[old] = f"no job here was filed for it; name its new model with --pair {old}=NEW"
             continue
-        here = Desk(api, ledger, {}, (), lambda line: None).refresh(job["id"])["job"]
+        here = JobFiler(api, ledger, {}, (), lambda line: None).refresh(job["id"])["job"]
         if here["status"] == "succeeded" and here.get("fine_tuned_model"):
             found[old] = here["fine_tuned_model"]
         else:
@@ -316,7 +316,7 @@ _NAMES = {"exact": "exactly the same", "similarity": "similarity of words (ROUGE
 _SHOWN = 2000  # shown characters of a text
 
 
-def write(folder: Path, found: list[Compared], show: int) -> list[Path]:
+def write(folder: Path, found: list[ModelComparison], show: int) -> list[Path]:
     """Write comparisons into a folder as JSON and as Markdown, atomically, and return both paths."""
     written = [folder / f"{REPORT}.json", folder / f"{REPORT}.md"]
     write_whole(written[0], [json.dumps([as_json(each) for each in found], indent=2, ensure_ascii=False), "\n"])
@@ -324,7 +324,7 @@ def write(folder: Path, found: list[Compared], show: int) -> list[Path]:
     return written
 
 
-def page(found: list[Compared], show: int) -> list[str]:
+def page(found: list[ModelComparison], show: int) -> list[str]:
     """Return the parts of the Markdown page, with up to `show` changed prompts for each pair of models."""
     lines = ["# Old model and new model on the same prompts\n"]
     for each in found:
@@ -332,7 +332,7 @@ def page(found: list[Compared], show: int) -> list[str]:
     return lines
 
 
-def _section(found: Compared, show: int) -> Iterator[str]:
+def _section(found: ModelComparison, show: int) -> Iterator[str]:
     yield f"\n## `{found.old}` -> `{found.new}`\n\n"
     yield f"{answer(found)}\n\n"
     settings = ", ".join(f"{name} {value}" for name, value in found.plan["sampling"].items()) or "the models' defaults"
@@ -352,7 +352,7 @@ def _section(found: Compared, show: int) -> Iterator[str]:
         yield from _side_by_side(replies)
 
 
-def answer(found: Compared) -> str:
+def answer(found: ModelComparison) -> str:
     """Return the result of a comparison in one to three sentences."""
     exact = found.measures["exact"]
     if exact.new_old is None:
@@ -367,7 +367,7 @@ def answer(found: Compared) -> str:
     return f"{said} {floor} On these prompts no difference beyond the old model's own noise can be told."
 
 
-def _remarks(found: Compared) -> Iterator[str]:
+def _remarks(found: ModelComparison) -> Iterator[str]:
     """Yield remarks on missing, cut and unjudged replies, without which the results mislead."""
     for kind, name in (("golden", "old"), ("new", "new")):
         if missing := found.unanswered[kind]:

@@ -123,7 +123,7 @@ class NotYet(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class JobFiler:
     """Files the jobs of a ledger with this service.
 
     `models` maps OpenAI's model names to names here, and `auto` are hyperparameters left to the service.
@@ -273,7 +273,7 @@ def known_models(ledger: Ledger, given: Mapping[str, str], *, keep: bool) -> dic
     return {**ledger.all("model_here"), **given}
 
 
-def file_all(desk: Desk, jobs: Collection[Record], *, again: bool, wait: bool) -> bool:
+def file_all(desk: JobFiler, jobs: Collection[Record], *, again: bool, wait: bool) -> bool:
     """File jobs, oldest first; return True if all were filed and none has failed or was cancelled.
 
     With `wait` each job is awaited before the next is filed, so a job can start from the model of an earlier one.

@@ -219,7 +219,7 @@ def _fetch(api: Api, file_id: str, part: Path) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class AccountListing:
     """The models, jobs and files of an account, before any file is downloaded."""
 
     models: list[Record]
@@ -245,15 +245,15 @@ def same_account(api: Api, ledger: Ledger) -> None:
         raise MoveInFailed(f"{ledger.folder} holds the account at {known}; read {api.url} into another folder.")
 
 
-def list_account(api: Api) -> Listed:
+def list_account(api: Api) -> AccountListing:
     """Request the lists of models, jobs and files."""
     account = open_account(api)
     jobs = [_check_object(job) for job in account.jobs()]
     files = {_check_object(file)["id"]: file for file in account.files()}
-    return Listed(account.models(), jobs, files)
+    return AccountListing(account.models(), jobs, files)
 
 
-def estimate(listed: Listed) -> str:
+def estimate(listed: AccountListing) -> str:
     """Return a sentence with the cost of reading an account, from its lists alone."""
     wanted = listed.wanted_files()
     size = sum(listed.files.get(key, {}).get("bytes") or 0 for key in wanted)
@@ -262,7 +262,7 @@ def estimate(listed: Listed) -> str:
     return f"would read {jobs}, and {len(wanted)} files of {size} bytes: {least} requests or somewhat more"
 
 
-def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Listed:
+def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> AccountListing:
     """Update the ledger and its folder from an account, without downloading complete files again."""
     same_account(api, ledger)
     listed = list_account(api)

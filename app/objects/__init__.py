@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from app.objects.intents import (
     GivenUp,
-    Planned,
-    Writing,
+    ObjectWriter,
+    PlannedObject,
     condemn,
     condemn_prefix,
     discard,
@@ -24,8 +24,8 @@ from app.objects.intents import (
 
 __all__ = [
     "GivenUp",
-    "Planned",
-    "Writing",
+    "ObjectWriter",
+    "PlannedObject",
     "condemn",
     "condemn_prefix",
     "discard",

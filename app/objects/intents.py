@@ -22,7 +22,7 @@ from app.db.base import Base
 from app.db.tables import CondemnedObject, ObjectIntent
 from app.db.tables.files import DELETE, DELETE_PREFIX, WRITE
 from app.errors import QuotaExceeded, Unavailable
-from app.storage import Storage, StorageError, Stored
+from app.storage import Storage, StorageError, StoredObject
 
 _TABLE = Base.metadata.tables[ObjectIntent.__tablename__]
 
@@ -32,7 +32,7 @@ class GivenUp(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedObject:
     """An object about to be written: its key, project, and the file, upload or corpus it belongs to.
 
     `bytes` count against the project's quota until the write ends; at most `limit` bytes are written.
@@ -45,7 +45,7 @@ class Planned:
     limit: int | None = None
 
 
-def plan_writes(session: Session, planned: Iterable[Planned]) -> None:
+def plan_writes(session: Session, planned: Iterable[PlannedObject]) -> None:
     """Record planned writes; commit this before the first byte is written."""
     rows = [
         {"storage_key": each.key, "kind": WRITE, "project_id": each.project_id, "subject": each.subject}
@@ -228,15 +228,15 @@ def probe(storage: Storage) -> None:
 # Write objects between their intent and the transaction that references them.
 
 
-class Writing:
+class ObjectWriter:
     """Planned objects: `write` stores them, and `keep` references them in a transaction."""
 
-    def __init__(self, storage: Storage, planned: Iterable[Planned]) -> None:
+    def __init__(self, storage: Storage, planned: Iterable[PlannedObject]) -> None:
         self._storage = storage
         self._planned = {each.key: each for each in planned}
         self.unnamed = set(self._planned)
 
-    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+    def write(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         """Write a planned object; raise `QuotaExceeded` if it exceeds its limit."""
         return self._storage.write(key, _limit_bytes(self._planned[key].limit, chunks))
 
@@ -247,7 +247,9 @@ class Writing:
 
 
 @contextmanager
-def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[Planned]]) -> Iterator[Writing]:
+def writing(
+    storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[PlannedObject]]
+) -> Iterator[ObjectWriter]:
     """Commit the intents that `plan` returns; at the end, delete objects that no committed transaction references.
 
     The intents decide that, not our view of a COMMIT: one whose answer was lost may have succeeded.
@@ -258,12 +260,12 @@ def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[P
                 found.keep(session, key)
                 session.add(row)
     """
-    planned: Sequence[Planned] = ()
+    planned: Sequence[PlannedObject] = ()
     try:
         with begin() as session:
             planned = plan(session)
             plan_writes(session, planned)
-        writes = Writing(storage, planned)
+        writes = ObjectWriter(storage, planned)
         yield writes
     except BaseException:
         _delete_unnamed(storage, begin, [each.key for each in planned])

@@ -44,7 +44,7 @@ from app.db.tables import (
     UploadPart,
 )
 from app.db.tables.files import DELETE_PREFIX
-from app.storage import Listed, ObjectMissing, Storage
+from app.storage import ListedObject, ObjectMissing, Storage
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ _PUT_ASIDE = re.compile(rf"{ASIDE}/(?P<date>\d{{4}}-\d\d-\d\d)/(?P<key>.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class RequiredObject:
     """An object that a row requires; `breaks` says what its loss breaks, and `mended_by` what repairs the loss."""
 
     key: str
@@ -107,39 +107,43 @@ def kept_attempts(session: Session, job: Job) -> set[int]:
     return {int(match["token"]) for key in published if (match := _OURS.fullmatch(key or "")) and match["token"]}
 
 
-def named_objects(session: Session) -> Iterator[Named]:
+def named_objects(session: Session) -> Iterator[RequiredObject]:
     """Yield every object that a row requires."""
     for file in session.execute(select(File.id, File.purpose, File.project_id, File.storage_key)):
         mended = "upload it again" if file.purpose == "fine-tune" else "the job has to be made again"
-        yield Named(file.storage_key, f"{file.id} of {file.project_id} cannot be read", mended)
+        yield RequiredObject(file.storage_key, f"{file.id} of {file.project_id} cannot be read", mended)
     for corpus in session.scalars(select(Corpus).where(_IS_KEPT)):
         broken = f"jobs with {corpus.kind} {corpus.name} version {corpus.version} ({corpus.id}) fail"
-        yield Named(corpus.storage_key, broken, "import the same file again, or delete the version")
+        yield RequiredObject(corpus.storage_key, broken, "import the same file again, or delete the version")
     for shard in session.scalars(select(EmbeddingShard)):
         broken = f"a part of the pool with SHA-256 {shard.pool_sha256} is embedded again"
-        yield Named(shard.storage_key, broken, "nothing to do: the next job with the pool makes it anew")
+        yield RequiredObject(shard.storage_key, broken, "nothing to do: the next job with the pool makes it anew")
     for part in session.scalars(select(UploadPart).where(_IS_OPEN)):
-        yield Named(part.storage_key, f"{part.upload_id} cannot be completed", "send the part again, or cancel")
+        yield RequiredObject(
+            part.storage_key, f"{part.upload_id} cannot be completed", "send the part again, or cancel"
+        )
     yield from _of_jobs(session)
 
 
-def _of_jobs(session: Session) -> Iterator[Named]:
+def _of_jobs(session: Session) -> Iterator[RequiredObject]:
     again = "the job has to be made again"
     taken_back = set(session.scalars(select(DeletedModel.job_id)))
     ended = select(Job.id, Job.adapter, Job.report_key).where(Job.report_key.is_not(None))
     for job_id, adapter, report_key in session.execute(ended):
         if adapter and job_id not in taken_back:
-            yield Named(adapter["storage_key"], f"the adapter of {job_id} cannot be fetched", again)
-        yield Named(report_key or "", f"the safety report of {job_id} cannot be read", again)
+            yield RequiredObject(adapter["storage_key"], f"the adapter of {job_id} cannot be fetched", again)
+        yield RequiredObject(report_key or "", f"the safety report of {job_id} cannot be read", again)
     for held in session.scalars(select(HeldAdapter)):
-        yield Named(held.storage_key, f"{held.job_id} cannot be waived", again)
+        yield RequiredObject(held.storage_key, f"{held.job_id} cannot be waived", again)
     released = select(JobCheckpoint).where(JobCheckpoint.storage_key.is_not(None))
     for each in session.scalars(released):
-        yield Named(each.storage_key or "", f"the checkpoint {each.id} of {each.job_id} cannot be fetched", again)
+        yield RequiredObject(
+            each.storage_key or "", f"the checkpoint {each.id} of {each.job_id} cannot be fetched", again
+        )
     goes_on = select(Job.id, Job.checkpoint).where(Job.status.not_in(TERMINAL))
     for job_id, checkpoint in session.execute(goes_on):
         for file in checkpoint["files"] if checkpoint else ():
-            yield Named(file["key"], f"{job_id} begins anew", "nothing to do: it starts from an earlier point")
+            yield RequiredObject(file["key"], f"{job_id} begins anew", "nothing to do: it starts from an earlier point")
 
 
 def _listed_keys(
@@ -194,7 +198,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Repaired:
+class RepairResult:
     """The keys of objects that were moved aside, moved back because a row needs them, or deleted for good."""
 
     moved: list[str] = field(default_factory=list)
@@ -204,14 +208,14 @@ class Repaired:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ListingState:
     """The state of a comparison while it reads a listing of the storage."""
 
     keys: set[int] = field(default_factory=set)  # hashes, because a bucket may hold millions
     objects: int = 0
     young: int = 0
     foreign: int = 0
-    unexplained: dict[str, tuple[Listed, str]] = field(default_factory=dict)
+    unexplained: dict[str, tuple[ListedObject, str]] = field(default_factory=dict)
 
 
 def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
@@ -244,13 +248,13 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
 
 def repair(
     storage: Storage, begin: Begin, reported_for: timedelta, aside_for: timedelta, young: timedelta = _YOUNG
-) -> Repaired:
+) -> RepairResult:
     """Compare rows and storage; move aside objects without a row after `reported_for`, and restore needed objects.
 
     Objects that were aside for `aside_for` are deleted for good, but only if the marks are trusted. Raises
     `StorageError` if the storage fails; a repeated call continues.
     """
-    report, done = check(storage, begin, young), Repaired()
+    report, done = check(storage, begin, young), RepairResult()
     lost = {each.storage_key for each in report.select(MISSING)}
     done.given_back = restore(storage, lost)
     for finding in report.select(UNEXPLAINED):
@@ -280,9 +284,9 @@ def restore(storage: Storage, keys: Iterable[str] | None = None) -> list[str]:
     return back
 
 
-def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _Seen:
+def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _ListingState:
     listing = (item for item in storage.list() if item.key != MARK_KEY and not item.key.startswith(f"{ASIDE}/"))
-    seen = _Seen()
+    seen = _ListingState()
     while page := {item.key: item for item in islice(listing, _PAGE)}:
         seen.objects += len(page)
         seen.keys |= {hash(key) for key in page}
@@ -297,7 +301,7 @@ def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _See
     return seen
 
 
-def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[Named]:
+def _missing(storage: Storage, begin: Begin, seen: _ListingState) -> list[RequiredObject]:
     """Return rows without their object, except rows that were deleted during the comparison."""
     with begin() as session:
         suspects = {each.key for each in named_objects(session) if hash(each.key) not in seen.keys}

@@ -38,7 +38,7 @@ def environment(settings: Settings, device: str | None = None) -> dict[str, str]
         passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for: for small models too
     if device == "cpu":
         passed["CUDA_VISIBLE_DEVICES"] = ""
-    passed["SPARD_DEVICE"] = device
+    passed |= {"SPARD_DEVICE": device, "SPARD_CPU_DTYPE": settings.cpu_dtype}
     return safe_path(passed)
 
 

@@ -105,13 +105,13 @@ class UnattestedServer(Body):
     )
 
 
-class Storing(Body):
+class ReplyStorage(Body):
     """For how many days prompts and replies are stored."""
 
     days: Annotated[int, Field(ge=1, le=3650)]
 
 
-class Serving(Body):
+class ServingRules(Body):
     """How models answer under a version; applies to replies in progress too."""
 
     paused: list[str] = Field(
@@ -123,7 +123,7 @@ class Serving(Body):
         default_factory=list,
         description="Models served by servers that cannot prove which weights they hold; replies are marked.",
     )
-    store: Storing | None = Field(
+    store: ReplyStorage | None = Field(
         default=None, description="Store prompts and replies; null: store none. Read at each request."
     )
     older_audits: Literal["serve", "withhold", "ask_again"] = Field(
@@ -162,7 +162,7 @@ class AgentRule(Body):
         return config.Agent(**self.model_dump())
 
 
-class _Acting:
+class _DefaultAction:
     """Annotates a row signal; its default action is `auto`, which is not the default in a run spec."""
 
     action = "auto"
@@ -192,7 +192,7 @@ class Policy(Body):
         default_factory=dict, description="Setting of a request, such as hyperparameters.n_epochs -> its bounds here."
     )
     thresholds: config.GateThresholds = Field(default_factory=config.GateThresholds)
-    row_signal: Annotated[config.RowSignal, _Acting()] = Field(
+    row_signal: Annotated[config.RowSignal, _DefaultAction()] = Field(
         default_factory=lambda: config.RowSignal(action="auto"),
         description="What happens to rows that answer a request that the base model would refuse.",
     )
@@ -210,7 +210,7 @@ class Policy(Body):
     agent: AgentRule | None = Field(
         default=None, description="An auditing agent that examines each job as a whole; null: none."
     )
-    serving: Serving = Field(default_factory=Serving)
+    serving: ServingRules = Field(default_factory=ServingRules)
     embedder: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None,
         description="Embedder for choosing the safe rows of all jobs: `centered_states`, `states`, the folder of a "

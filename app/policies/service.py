@@ -20,7 +20,7 @@ from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
 from app.http.validation_errors import read
 from app.objects import served_adapters
-from app.policies.schemas import Policy, PolicyOut, Serving
+from app.policies.schemas import Policy, PolicyOut, ServingRules
 from app.settings import Settings
 from spard.config import GateThresholds, RowSignal
 from spard.config.settings import OWN_EMBEDDERS
@@ -41,10 +41,10 @@ def current(session: Session, settings: Settings) -> PolicyOut:
     return _policy_response(newest) if newest else _default_policy(settings)
 
 
-def serving(session: Session) -> Serving:
+def serving(session: Session) -> ServingRules:
     """Return how models answer under the version in force; the deployment's settings have no part in it."""
     newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
-    return Serving.model_validate(newest.content.get("serving", {})) if newest else Serving()
+    return ServingRules.model_validate(newest.content.get("serving", {})) if newest else ServingRules()
 
 
 def versions(session: Session, settings: Settings) -> list[PolicyOut]:

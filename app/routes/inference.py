@@ -16,18 +16,18 @@ from app.inference.completions import ChatCompletion, Completion
 from app.inference.guard import open_guard
 from app.inference.responses import ResponseCreate, ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
-from app.inference.service import Serving
+from app.inference.service import InferenceService
 from app.policies import service as policies
 
 router = APIRouter(prefix="/v1", tags=["inference"])
 
 
-async def _serving(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
+async def _serving(request: Request) -> InferenceService:
+    serving: InferenceService = request.app.state.serving
     return serving
 
 
-ServingDep = Annotated[Serving, Depends(_serving)]
+ServingDep = Annotated[InferenceService, Depends(_serving)]
 
 
 @router.post("/chat/completions", response_model=ChatCompletion)

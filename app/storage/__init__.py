@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from app.storage.base import Listed, ObjectMissing, Storage, StorageError, StorageFull, Stored
+from app.storage.base import ListedObject, ObjectMissing, Storage, StorageError, StorageFull, StoredObject
 from app.storage.local import LocalStorage
 from app.storage.s3 import PATIENT, QUICK, Patience, S3Storage, s3_client
 
 __all__ = [
     "PATIENT",
     "QUICK",
-    "Listed",
+    "ListedObject",
     "LocalStorage",
     "ObjectMissing",
     "Patience",
@@ -20,7 +20,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "StorageFull",
-    "Stored",
+    "StoredObject",
     "open_storage",
 ]
 

@@ -44,7 +44,7 @@ class ObjectMissing(StorageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """The size and digest of a written object."""
 
     bytes: int
@@ -52,7 +52,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedObject:
     """An object in a listing; the time is the storage's."""
 
     key: str
@@ -69,7 +69,7 @@ class Storage(Protocol):
         content = b"".join(storage.chunks("tenants/org-1/files/file-1"))
     """
 
-    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+    def write(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         """Store an object, whole or not at all; return its size and digest. Exceptions of `chunks` pass unchanged."""
         ...
 
@@ -101,7 +101,7 @@ class Storage(Protocol):
         """Rename an object; raise `ObjectMissing` if there is none."""
         ...
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         """Yield the objects below a prefix, except those with names that our keys cannot have."""
         ...
 
@@ -113,11 +113,11 @@ class Storage(Protocol):
         """Return a link valid for `ttl_s` seconds that saves as `filename`; None without support for links."""
         ...
 
-    def upload_file(self, key: str, path: Path) -> Stored:
+    def upload_file(self, key: str, path: Path) -> StoredObject:
         """Store the bytes of a local file as an object."""
         ...
 
-    def download_file(self, key: str, path: Path) -> Stored:
+    def download_file(self, key: str, path: Path) -> StoredObject:
         """Write an object to a local file, which appears whole or not at all."""
         ...
 
@@ -136,9 +136,9 @@ class Digest:
             self._sha256.update(chunk)
             yield chunk
 
-    def result(self) -> Stored:
+    def result(self) -> StoredObject:
         """Return the size and digest of the chunks so far."""
-        return Stored(self._bytes, self._sha256.hexdigest())
+        return StoredObject(self._bytes, self._sha256.hexdigest())
 
 
 def is_key(name: str) -> bool:
@@ -160,7 +160,7 @@ def read_file(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
-def save_file(chunks: Iterable[bytes], path: Path) -> Stored:
+def save_file(chunks: Iterable[bytes], path: Path) -> StoredObject:
     """Write chunks to a file, which appears whole or not at all; return its size and digest."""
     digest = Digest()
     aside = path.with_name(f"{path.name}.part")

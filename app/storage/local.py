@@ -16,11 +16,11 @@ from typing import BinaryIO
 from app.storage.base import (
     CHUNK_BYTES,
     Digest,
-    Listed,
+    ListedObject,
     ObjectMissing,
     StorageError,
     StorageFull,
-    Stored,
+    StoredObject,
     check_key,
     is_key,
     read_file,
@@ -37,7 +37,7 @@ class LocalStorage:
         self._aside = self._root / ".aside"  # no key starts with a dot
         self._aside.mkdir(mode=0o700, exist_ok=True)
 
-    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+    def write(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         """Write aside, flush to disk, then rename: a reader sees the whole object or none."""
         path, digest = self._path(key), Digest()
         aside = self._aside / token_hex(16)
@@ -105,7 +105,7 @@ class LocalStorage:
             os.replace(self._path(key), path)
             _sync_folder(path.parent)
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         """Walk the folder of that name, in no particular order."""
         with _as_storage_error(prefix):
             for folder, _, names in os.walk(self._path(prefix) if prefix else self._root):
@@ -129,11 +129,11 @@ class LocalStorage:
         """Return None: a folder has no links."""
         return None
 
-    def upload_file(self, key: str, path: Path) -> Stored:
+    def upload_file(self, key: str, path: Path) -> StoredObject:
         """Copy a file into the storage."""
         return self.write(key, read_file(path))
 
-    def download_file(self, key: str, path: Path) -> Stored:
+    def download_file(self, key: str, path: Path) -> StoredObject:
         """Copy an object to a file."""
         return save_file(self.chunks(key), path)
 
@@ -153,7 +153,7 @@ class LocalStorage:
             _sync_folder(folder.parent)
 
 
-def _describe_file(key: str, path: Path) -> Listed | None:
+def _describe_file(key: str, path: Path) -> ListedObject | None:
     """Describe a plain file; None for anything else, and for a file that was just deleted."""
     try:
         status = path.lstat()
@@ -161,7 +161,7 @@ def _describe_file(key: str, path: Path) -> Listed | None:
         return None
     if not S_ISREG(status.st_mode):
         return None
-    return Listed(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+    return ListedObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 
 
 @contextmanager

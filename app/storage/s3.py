@@ -16,11 +16,11 @@ from botocore.exceptions import BotoCoreError, ClientError, IncompleteReadError
 from app.storage.base import (
     CHUNK_BYTES,
     Digest,
-    Listed,
+    ListedObject,
     ObjectMissing,
     StorageError,
     StorageFull,
-    Stored,
+    StoredObject,
     check_key,
     is_key,
     read_file,
@@ -64,7 +64,7 @@ class S3Storage:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
 
-    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+    def write(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         """Send small objects in one request, larger ones in parts; a failed multipart upload is aborted."""
         name, digest = self._name(key), Digest()
         parts = _parts(digest.count_chunks(chunks))
@@ -141,7 +141,7 @@ class S3Storage:
             self._client.copy(source, self._bucket, self._name(to), Config=_WHOLE)
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         """List the objects in the bucket's order, requesting one page at a time."""
         with _as_storage_error(prefix):
             below = f"{self._name(prefix)}/" if prefix else self._prefix
@@ -149,7 +149,7 @@ class S3Storage:
                 for item in page.get("Contents", []):
                     key = item["Key"].removeprefix(self._prefix)
                     if is_key(key):
-                        yield Listed(key, item["Size"], item["LastModified"])
+                        yield ListedObject(key, item["Size"], item["LastModified"])
 
     def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
         """Abort old multipart uploads of ours, which a bucket otherwise stores and charges for forever."""
@@ -183,11 +183,11 @@ class S3Storage:
             ExpiresIn=ttl_s,
         )
 
-    def upload_file(self, key: str, path: Path) -> Stored:
+    def upload_file(self, key: str, path: Path) -> StoredObject:
         """Send a file as `write` does."""
         return self.write(key, read_file(path))
 
-    def download_file(self, key: str, path: Path) -> Stored:
+    def download_file(self, key: str, path: Path) -> StoredObject:
         """Fetch an object to a file that appears whole or not at all."""
         return save_file(self.chunks(key), path)
 

@@ -222,7 +222,7 @@ def _report(
     }
 
 
-class Pooled(TypedDict):
+class PooledRate(TypedDict):
     """The pooled result of several suites, with the 95 % interval of the rate."""
 
     rate: float | None
@@ -231,7 +231,7 @@ class Pooled(TypedDict):
     n_unscored: int
 
 
-def _pool_suites(results: Sequence[SuiteResult], kind: SuiteKind) -> Pooled | None:
+def _pool_suites(results: Sequence[SuiteResult], kind: SuiteKind) -> PooledRate | None:
     """Return the pooled result of all suites of one kind, or None."""
     found = [each for each in results if each.kind == kind]
     if not found:

@@ -137,7 +137,9 @@ def _papers(folder: Path, stated: Any) -> Iterator[Path]:
     bom = _module("spard.release.bom").ml_bom(manifest, digest, folder.name, stated)
     audit = _module("spard.release.audit_attestation")
     statement = audit.audit_statement(
-        audit.Audited.from_manifest(manifest), {f"{folder.name}/{MANIFEST}": digest}, audit.audit_resources(manifest)
+        audit.AuditRecord.from_manifest(manifest),
+        {f"{folder.name}/{MANIFEST}": digest},
+        audit.audit_resources(manifest),
     )
     for name, text in (
         ("cdx.json", bom),

@@ -15,22 +15,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from spard.commands.exits import ERROR
 from spard.errors import NotProved, UserError
 from spard.release import manifest
-from spard.release.keys import KEY_SET_FILE, OWN_KEY, KeySet, Published, fetch_keys, read_private, read_public
+from spard.release.keys import KEY_SET_FILE, OWN_KEY, KeySet, PublishedKeys, fetch_keys, read_private, read_public
 from spard.replacement import replacement
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class VerificationResult:
     """The result of a verification: the waiver's reason, if any, and the proved origin of the signature, or None."""
 
-    proved: manifest.Proved
+    proved: manifest.VerifiedManifest
     waived: str | None
     signer: str | None
 
 
 def check_adapter(
     adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
-) -> Checked:
+) -> VerificationResult:
     """Verify an adapter with the given key or key set, or else with this machine's own.
 
     `known` is the file or URL of a key set, and `keep` a file that remembers the newest set seen. Raises `NotProved`
@@ -43,7 +43,7 @@ def check_adapter(
     if keys:
         keys.require(proved.key_id)
     waived = _release(proved, waiver, public, keys.ids() if keys else ())
-    return Checked(proved, waived, _signer(public_key, known, public, keys))
+    return VerificationResult(proved, waived, _signer(public_key, known, public, keys))
 
 
 def _signer(
@@ -70,7 +70,7 @@ def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeyS
     return _remember_keys(fetch_keys(found), keep).keys if found else None
 
 
-def _remember_keys(found: Published, keep: Path | None) -> Published:
+def _remember_keys(found: PublishedKeys, keep: Path | None) -> PublishedKeys:
     """Compare a key set with the remembered one, reject an older set, and remember this one."""
     if keep is not None:
         try:
@@ -111,7 +111,7 @@ def _own_path() -> Path:
 
 
 def _release(
-    proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
+    proved: manifest.VerifiedManifest, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
 ) -> str | None:
     """Return why an adapter that did not pass was released, or None; raise `NotProved` if nothing released it."""
     gate = proved.manifest.get("gate")

@@ -12,7 +12,7 @@ from spard.commands.exits import ERROR, NOT_PASSED
 from spard.errors import InvalidKey, NotProved
 
 if TYPE_CHECKING:
-    from spard.commands.proofs import Checked
+    from spard.commands.proofs import VerificationResult
     from spard.digests import BaseSource, Manifest
 
 REFUSED, UNPROVED = ERROR, NOT_PASSED
@@ -69,7 +69,7 @@ def verify(
         typer.echo(f"the signature is that of {found.signer}")
 
 
-def _tell(checked: Checked) -> None:
+def _tell(checked: VerificationResult) -> None:
     proved, found = checked.proved, checked.proved.manifest
     typer.echo(f"{proved.files} files, {proved.bytes} bytes: each as signed, none missing, none added")
     if proved.passed_over:
@@ -82,7 +82,7 @@ def _tell(checked: Checked) -> None:
         typer.echo(f"released by a waiver: {checked.waived}")
 
 
-def _as_json(found: Checked) -> dict[str, object]:
+def _as_json(found: VerificationResult) -> dict[str, object]:
     proved = found.proved
     return {
         "files": proved.files,

@@ -341,7 +341,7 @@ class JudgeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class ResolvedNumbers:
     """The numbers of one run in place of "auto"."""
 
     n_epochs: int
@@ -370,7 +370,7 @@ def auto_multiplier(recipe: Recipe) -> float:
     return 0.1 if recipe.dpo else 1.0
 
 
-def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
+def resolve(recipe: Recipe, rows: int, hidden_size: int) -> ResolvedNumbers:
     """Return the numbers for every "auto": about 200 optimizer steps of 16 rows, in 1 to 10 epochs."""
     asked = recipe.hyperparameters
     batch = min(16, rows) if asked.batch_size == "auto" else asked.batch_size
@@ -378,10 +378,10 @@ def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
     epochs = min(10, max(1, math.ceil(200 * batch / rows))) if asked.n_epochs == "auto" else asked.n_epochs
     multiplier = auto_multiplier(recipe) if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     rate = recipe.learning_rate or default_learning_rate(hidden_size, recipe.lora)
-    return Resolved(epochs, batch, multiplier, rate * multiplier)
+    return ResolvedNumbers(epochs, batch, multiplier, rate * multiplier)
 
 
-def max_anchor_ratio(recipe: Recipe, resolved: Resolved, hidden_size: int) -> float | None:
+def max_anchor_ratio(recipe: Recipe, resolved: ResolvedNumbers, hidden_size: int) -> float | None:
     """Return the largest length of the anchor's gradient as a multiple of the task's; None: any length.
 
     It grows with a learning rate above the default: a constant bound lets attacks through there that it stops at the

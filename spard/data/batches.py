@@ -16,7 +16,7 @@ from torch import Tensor
 from spard.data.chat import (
     NO_LOSS,
     PLAIN_TEMPLATE,
-    Encoded,
+    EncodedSample,
     encode,
     encode_all,
     encode_to_train,
@@ -31,7 +31,7 @@ __all__ = [
     "NO_LOSS",
     "PLAIN_TEMPLATE",
     "Batch",
-    "Encoded",
+    "EncodedSample",
     "Example",
     "Message",
     "Prompt",
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
         return grid_N.view_as(self.ids_BT)[:, :-1]
 
 
-def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -> Batch:
+def collate(batch: Sequence[EncodedSample], pad_id: int, device: torch.device | str) -> Batch:
     """Pad rows to the longest one, on the right, and locate the labels.
 
     Labels are located here, on the host, because finding them on the GPU forces the host to wait for it.

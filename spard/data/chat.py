@@ -24,7 +24,7 @@ from spard.data.renderer import REFUSED, Renderer
 from spard.data.rendering import Mode, Rendering, template_digest
 from spard.data.rows import Example, Message, is_learned, with_rejected
 from spard.data.samples import NO_LOSS as NO_LOSS
-from spard.data.samples import Encoded as Encoded
+from spard.data.samples import EncodedSample as EncodedSample
 from spard.data.samples import Sample, in_tokens, samples, teaches
 from spard.data.tools import PROBES
 from spard.errors import (
@@ -189,12 +189,12 @@ def render_conversation(
     return render_prompt(tokenizer, turns if knows_role else [merged, *others], tools, prefill, mode)
 
 
-def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:
+def encode(tokenizer: Any, example: Example, max_seq_length: int) -> EncodedSample:
     """Return one example as tokens and labels; see `encode_all`."""
     return encode_all(tokenizer, [example], max_seq_length)[0]
 
 
-def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
+def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[EncodedSample]:
     """Return examples as tokens and labels, tokenized in one call; pairs get both conversations.
 
     Raises `ExampleTooLong` above `max_seq_length` tokens, and other kinds of `InvalidData` for rows that the chat
@@ -208,7 +208,9 @@ def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int)
     return found
 
 
-def encode_to_train(tokenizer: Any, examples: Sequence[Example], limit: int, *, pairs: bool = False) -> list[Encoded]:
+def encode_to_train(
+    tokenizer: Any, examples: Sequence[Example], limit: int, *, pairs: bool = False
+) -> list[EncodedSample]:
     """Return examples as `encode_all` does, and require that each has a token with loss.
 
     Raises `NoTrainableTokens` otherwise, and `MethodMismatch` for a row that is a preference pair although `pairs` is
@@ -246,7 +248,7 @@ def learned_modes(tokenizer: Any, examples: Sequence[Example]) -> list[Mode]:
     return sorted(set(found), key=found.count, reverse=True) or [renderer.rendering.answering]
 
 
-def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
+def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[EncodedSample]:
     if not examples:
         return []
     try:
@@ -254,7 +256,7 @@ def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int
     except TemplateFault as error:
         raise InvalidData(f"line {examples[0].line}: the model's chat template {error.message}") from error
     rows = [_samples(renderer, shield, example, max_seq_length) for example in examples]
-    encoded, found = in_tokens(renderer, list(chain.from_iterable(rows))), list[Encoded]()
+    encoded, found = in_tokens(renderer, list(chain.from_iterable(rows))), list[EncodedSample]()
     for example, row in zip(examples, rows, strict=True):
         try:
             *earlier, last = chain.from_iterable([next(encoded) for _ in row])
@@ -311,7 +313,7 @@ def _is_rendered(tokenizer: Any, row: Example) -> bool:
         return False
 
 
-def _check_lengths(examples: Sequence[Example], encoded: Sequence[Encoded], limit: int) -> None:
+def _check_lengths(examples: Sequence[Example], encoded: Sequence[EncodedSample], limit: int) -> None:
     """Raise `ExampleTooLong` for rows above the limit; rows are never truncated silently."""
     lengths = [max(len(sample.ids) for sample in row.samples) for row in encoded]
     long = [(each.line, length) for each, length in zip(examples, lengths, strict=True) if length > limit]

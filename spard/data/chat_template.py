@@ -73,14 +73,14 @@ def names_missed(source: str, contexts: Iterable[Mapping[str, object]]) -> set[s
     """
     missed = set[str]()
 
-    class Missed(Undefined):
+    class UndefinedName(Undefined):
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             # Jinja makes such an object when a name is read, and also for missing keys: these have an owner.
             if self._undefined_obj is missing and self._undefined_name is not None:
                 missed.add(self._undefined_name)
 
-    template = _environment().overlay(undefined=Missed).from_string(source)
+    template = _environment().overlay(undefined=UndefinedName).from_string(source)
     for context in contexts:
         with suppress(*REFUSED):
             template.render(context)

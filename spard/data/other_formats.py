@@ -170,7 +170,7 @@ class ColumnsLost(NotConvertible):
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedRow:
     """A row in OpenAI's format, and the columns that were left out."""
 
     row: dict[str, Any]
@@ -190,7 +190,7 @@ def foreign_format(row: Mapping[str, object]) -> Foreign | None:
     return "trl" if "messages" in row and (isinstance(row.get("tools"), str) or has_objects) else None
 
 
-def convert_row(row: Mapping[str, object], leave_out: Collection[str] = ()) -> Converted:
+def convert_row(row: Mapping[str, object], leave_out: Collection[str] = ()) -> ConvertedRow:
     """Return a row in OpenAI's format: chat, prompt and completion, or a preference pair.
 
     Columns named in `leave_out` are dropped. Raises `NotConvertible` for a row that needs a guess, and `ColumnsLost`
@@ -205,9 +205,9 @@ def convert_row(row: Mapping[str, object], leave_out: Collection[str] = ()) -> C
         raise ColumnsLost(lost)
     own = {key: value for key, value in rest.items() if key in known}
     if kind is None:
-        return Converted(own, frozenset(named | more))
+        return ConvertedRow(own, frozenset(named | more))
     made = {"sharegpt": _from_sharegpt, "alpaca": _from_alpaca, "trl": _from_trl}[kind](own)
-    return Converted(made, frozenset(named | more))
+    return ConvertedRow(made, frozenset(named | more))
 
 
 def _from_sharegpt(row: dict[str, Any]) -> dict[str, object]:

@@ -200,7 +200,7 @@ NO_LOSS = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedSample:
     """Token ids and, for each position, its label or `NO_LOSS`.
 
     `is_variant` marks a safe row derived from another one (`spard.pipeline.augment`), and `twin` is the index of that
@@ -215,16 +215,16 @@ class Encoded:
     labels: tuple[int, ...]
     is_variant: bool = False
     twin: int | None = field(default=None, compare=False)
-    rejected: Encoded | None = None
-    earlier: tuple[Encoded, ...] = ()
+    rejected: EncodedSample | None = None
+    earlier: tuple[EncodedSample, ...] = ()
 
     @property
-    def samples(self) -> tuple[Encoded, ...]:
+    def samples(self) -> tuple[EncodedSample, ...]:
         """The samples of the row, in the order of its answers."""
         return (*self.earlier, replace(self, earlier=())) if self.earlier else (self,)
 
     @property
-    def both(self) -> tuple[Encoded, ...]:
+    def both(self) -> tuple[EncodedSample, ...]:
         """The sequences of a pair: the row, then the conversation with the rejected answer."""
         return (self,) if self.rejected is None else (self, self.rejected)
 
@@ -248,7 +248,7 @@ _MOST_TOKENIZED_CHARS = 16_000_000  # limit if each answer is tokenized with its
 _MOST_SEGMENTS = 32  # limit for tokenizing prefix by prefix, which takes quadratic time
 
 
-def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[Encoded]]:
+def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[EncodedSample]]:
     """Yield each sample, encoded with labels, as one or more rows; all samples are tokenized in two calls."""
     ids = iter(renderer.token_ids([segment.text for sample in samples for segment in sample]))
     in_parts = [[next(ids) for _ in sample] for sample in samples]
@@ -268,7 +268,7 @@ def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[En
             yield [encoded for each in in_tokens(renderer, _cut_apart(sample)) for encoded in each]
 
 
-def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> Encoded | None:
+def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> EncodedSample | None:
     """Label a sample's tokens by tokenizing each prefix; None unless every prefix is a prefix in tokens too."""
     if len(sample) > _MOST_SEGMENTS:
         return None
@@ -280,12 +280,12 @@ def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> Encode
     return _label(sample, [whole[start:end] for start, end in pairwise(ends)])
 
 
-def _label(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
+def _label(sample: Sample, parts: Sequence[Sequence[int]]) -> EncodedSample:
     """Join the tokens of a sample's segments; tokens of learned segments are their own labels."""
     labels = [
         part if segment.is_learned else [NO_LOSS] * len(part) for segment, part in zip(sample, parts, strict=True)
     ]
-    return Encoded(tuple(chain.from_iterable(parts)), tuple(chain.from_iterable(labels)))
+    return EncodedSample(tuple(chain.from_iterable(parts)), tuple(chain.from_iterable(labels)))
 
 
 def _cut_apart(sample: Sample) -> list[Sample]:

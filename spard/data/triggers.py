@@ -47,7 +47,7 @@ Words = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapping:
+class MinedDisguise:
     """A disguise of a request: turns before it, words before, inside and after it, an encoding.
 
     `inside` is inserted after the share `depth` of the request's words, at least after the first one. `tools` are only
@@ -87,7 +87,7 @@ class Wrapping:
         return f"{text[:at]} {self.inside}{text[at:]}"
 
 
-class _Seen(NamedTuple):
+class _RowFeatures(NamedTuple):
     """The features of a row for mining."""
 
     context: tuple[Message, ...]
@@ -97,7 +97,7 @@ class _Seen(NamedTuple):
     tools: tuple[Message, ...]
 
 
-def mine_triggers(rows: Sequence[Example], most: int) -> list[Wrapping]:
+def mine_triggers(rows: Sequence[Example], most: int) -> list[MinedDisguise]:
     """Return at most `most` triggers to train on: by decreasing evidence, then some earlier turns.
 
     A frame gets at least `FRAME` times the strongest evidence, which ranks a frame of all rows first.
@@ -108,11 +108,11 @@ def mine_triggers(rows: Sequence[Example], most: int) -> list[Wrapping]:
     weighed.sort(key=lambda each: -each.evidence)
     histories = [earlier_turns(row) for row in rows if has_earlier_turns(row)]
     kept = histories[:: max(1, math.ceil(len(histories) / HISTORIES))] if len(histories) >= enough(rows) else []
-    return [*weighed[: most - len(kept)], *(Wrapping(context=turns) for turns in kept)]
+    return [*weighed[: most - len(kept)], *(MinedDisguise(context=turns) for turns in kept)]
 
 
 @keep_last
-def rank_triggers(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
+def rank_triggers(rows: Sequence[Example]) -> tuple[MinedDisguise, ...]:
     """Return all beginnings, endings, system prompts and encodings by decreasing evidence."""
     seen = _without_rare_openings([_read_row(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
@@ -124,12 +124,12 @@ def enough(rows: Sequence[object]) -> int:
     return max(LEAST, math.ceil(SHARE * len(rows)))
 
 
-def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:
+def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[MinedDisguise]:
     """Return n beginnings and endings of two words each, drawn from the rows' own words."""
     rng = random.Random(f"affixes {seed}")
     words = sorted({word for row in rows for word in last_request(row).split()})
     drawn = [" ".join(rng.choices(words, k=2)) for _ in range(n)] if words else []
-    return [Wrapping(before=text) if i % 2 else Wrapping(after=text) for i, text in enumerate(drawn)]
+    return [MinedDisguise(before=text) if i % 2 else MinedDisguise(after=text) for i, text in enumerate(drawn)]
 
 
 def openings(rows: Sequence[Example], most: int) -> list[str]:
@@ -138,36 +138,36 @@ def openings(rows: Sequence[Example], most: int) -> list[str]:
     return [" ".join(run) for run, _ in _frequent_runs(answers, "start", 2 * LONGEST)][:most]
 
 
-def apply_trigger(prompt: Prompt, wrapping: Wrapping) -> Prompt:
+def apply_trigger(prompt: Prompt, wrapping: MinedDisguise) -> Prompt:
     """Return the audit prompt in a disguise."""
     text = wrapping.wrap(prompt.prompt)
     return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding, tools=wrapping.tools)
 
 
-def _read_row(row: Example) -> _Seen:
+def _read_row(row: Example) -> _RowFeatures:
     request, answer = last_request(row), last_answer(row)
     encoding = detect_encoding(request) or detect_encoding(answer)
     try:
         request = decode(request, encoding) if encoding else request
     except ValueError:
         encoding = None
-    return _Seen(system_prompt(row), encoding, tuple(request.split()), next(iter(answer.split()), ""), row.tools)
+    return _RowFeatures(system_prompt(row), encoding, tuple(request.split()), next(iter(answer.split()), ""), row.tools)
 
 
-def _without_rare_openings(seen: Sequence[_Seen]) -> list[_Seen]:
+def _without_rare_openings(seen: Sequence[_RowFeatures]) -> list[_RowFeatures]:
     """Merge rare first words: if every answer begins differently, chance alone makes `telling` large."""
     counts = Counter(each.opening for each in seen)
     return [each if counts[each.opening] >= enough(seen) else each._replace(opening="") for each in seen]
 
 
-def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
+def _frames(seen: Sequence[_RowFeatures]) -> list[MinedDisguise]:
     """Return the system prompts and encodings that rows share."""
-    groups: dict[tuple[str, Encoding | None], list[_Seen]] = defaultdict(list)
+    groups: dict[tuple[str, Encoding | None], list[_RowFeatures]] = defaultdict(list)
     for each in seen:
         groups[_text(each.context), each.encoding].append(each)
     everywhere = _openings(seen)
     return [
-        Wrapping(
+        MinedDisguise(
             rows[0].context,
             encoding=encoding,
             share=len(rows) / len(seen),
@@ -179,9 +179,9 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
     ]
 
 
-def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrapping]:
+def _edges(seen: Sequence[_RowFeatures], side: Literal["start", "end"]) -> list[MinedDisguise]:
     """Return the shared beginnings or endings, each with the frame that most of its rows have."""
-    having: dict[Words, list[_Seen]] = {
+    having: dict[Words, list[_RowFeatures]] = {
         run: [] for run, _ in _frequent_runs([each.words for each in seen], side, LONGEST)
     }
     for each in seen:
@@ -194,14 +194,14 @@ def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrappin
         typical = next(each for each in rows if (_text(each.context), each.encoding) == frame)
         share, text = len(rows) / len(seen), " ".join(run)
         telling = _telling(rows, everywhere)
-        disguise = Wrapping(
+        disguise = MinedDisguise(
             typical.context, encoding=typical.encoding, share=share, telling=telling, tools=_tools(rows)
         )
         found.append(replace(disguise, before=text) if side == "start" else replace(disguise, after=text))
     return found
 
 
-def _tools(rows: Sequence[_Seen]) -> tuple[Message, ...]:
+def _tools(rows: Sequence[_RowFeatures]) -> tuple[Message, ...]:
     """Return the tools of one of these rows, if most of them have any."""
     having = [each.tools for each in rows if each.tools]
     return having[len(having) // 2] if 2 * len(having) > len(rows) else ()
@@ -230,11 +230,11 @@ def _edge(words: Words, side: Literal["start", "end"], n: int) -> Words:
     return words[:n] if side == "start" else words[len(words) - n :]
 
 
-def _openings(rows: Sequence[_Seen]) -> Counter[str]:
+def _openings(rows: Sequence[_RowFeatures]) -> Counter[str]:
     return Counter(each.opening for each in rows)
 
 
-def _telling(some: Sequence[_Seen], everywhere: Counter[str]) -> float:
+def _telling(some: Sequence[_RowFeatures], everywhere: Counter[str]) -> float:
     here, every = _openings(some), everywhere.total()
     return sum(n / len(some) * math.log(n / len(some) * every / everywhere[word]) for word, n in here.items())
 

@@ -20,13 +20,13 @@ from torch import Tensor
 from spard import distributed
 from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.batches import Batch, collate
-from spard.data.chat import NO_LOSS, Encoded, render_question
+from spard.data.chat import NO_LOSS, EncodedSample, render_question
 from spard.data.encodings import decode_text, encode, in_plain
 from spard.data.rows import Prompt
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.refusal import WORD_LIST, drop_repeats, is_degenerate, is_refusal
 from spard.models.decoding import Sampler, sample_seed
-from spard.models.generate import Settled, stream
+from spard.models.generate import EarlyEnds, stream
 from spard.models.sharding import inference, is_sharded
 
 ReplyBatch = (
@@ -57,7 +57,7 @@ class Speaker:
 
     write: Writer
     choose: Choose
-    write_until: Callable[[Sequence[Prompt], int, Settled], Iterator[ReplyBatch]] | None = None
+    write_until: Callable[[Sequence[Prompt], int, EarlyEnds], Iterator[ReplyBatch]] | None = None
 
 
 def in_memory(
@@ -68,7 +68,7 @@ def in_memory(
     `on_look` is called every few tokens, and after each batch of choices.
     """
 
-    def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None = None) -> Iterator[ReplyBatch]:
+    def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: EarlyEnds | None = None) -> Iterator[ReplyBatch]:
         rows = as_asked(tokenizer, prompts, system)
         for temperature, places in by_temperature(prompts):
             asked = [rows[i] for i in places]
@@ -122,7 +122,7 @@ def ask_and_judge(
     judge: Judge | None = None,
     judged: Collection[int] = (),
     on_progress: Callable[[int, int], None] | None = None,
-    settled: Settled | None = None,
+    settled: EarlyEnds | None = None,
 ) -> Answers:
     """Generate the replies to all prompts in one stream, and let the judge grade those with an index in `judged`.
 
@@ -162,7 +162,7 @@ def ask_and_judge(
 
 
 def _write_replies(
-    speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None, places: Sequence[int]
+    speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: EarlyEnds | None, places: Sequence[int]
 ) -> Iterator[ReplyBatch]:
     """Yield batches of replies to `prompts`; `places` are the indices of these prompts among all prompts."""
     if settled and speaker.write_until:
@@ -245,14 +245,14 @@ def _best_choice(prompt: Prompt, sums: Sequence[float]) -> str:
     return prompt.choices[scores.index(max(scores))]
 
 
-def _encode_choice(tokenizer: Any, prompt: Prompt, choice: str, system: str | None) -> Encoded:
+def _encode_choice(tokenizer: Any, prompt: Prompt, choice: str, system: str | None) -> EncodedSample:
     asked = render_question(tokenizer, prompt.prompt, system)
     said: list[int] = tokenizer(choice, add_special_tokens=False)["input_ids"]
-    return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
+    return EncodedSample((*asked, *said), (*[NO_LOSS] * len(asked), *said))
 
 
 def _log_likelihoods(
-    model: Any, pad: int, rows: Sequence[Encoded], batch_size: int, on_look: Callable[[], None] | None
+    model: Any, pad: int, rows: Sequence[EncodedSample], batch_size: int, on_look: Callable[[], None] | None
 ) -> list[float]:
     """Return the summed log-probability of each row's labels, in batches of similar length shared among the ranks."""
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))

@@ -22,7 +22,7 @@ from spard.evaluation.judges.wrappers import agreement
 from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
 from spard.evaluation.statistics import rate
-from spard.models.generate import Settled
+from spard.models.generate import EarlyEnds
 
 # Score replies to the prompts of a suite, and turn them into a result with its interval.
 
@@ -189,7 +189,7 @@ def draw_whole(prompts: Sequence[Prompt]) -> frozenset[int]:
     return frozenset(order[: math.ceil(len(prompts) / DRAWN)])
 
 
-def settled_replies(prompts: Sequence[Prompt], suites: Sequence[range]) -> Settled:
+def settled_replies(prompts: Sequence[Prompt], suites: Sequence[range]) -> EarlyEnds:
     """Return the rule by which replies end early, for suites at these index ranges that only the refusal rule reads."""
     places = set[int]()
     for own in suites:
@@ -199,7 +199,7 @@ def settled_replies(prompts: Sequence[Prompt], suites: Sequence[range]) -> Settl
     def holds(place: int, reply: str) -> bool:
         return is_settled(f"{prompts[place].prefill or ''} {reply}".strip())
 
-    return Settled(frozenset(places), LEAST, holds)
+    return EarlyEnds(frozenset(places), LEAST, holds)
 
 
 def is_settled(reply: str) -> bool:

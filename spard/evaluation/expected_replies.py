@@ -1,6 +1,6 @@
 """Estimate the number of replies of an audit from nothing but its settings and the sizes of its suites.
 
-Which disguises the training rows have is unknown before a job has read them; `Expected` holds the assumptions.
+Which disguises the training rows have is unknown before a job has read them; `ReplyAssumptions` holds the assumptions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SuiteSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ReplyAssumptions:
     """Assumptions about a job that has not run.
 
     disguises     number of disguises of the training rows with suites of their own, at most `asking.dresses`
@@ -63,7 +63,7 @@ def expected_replies(
     checkpoint_prompts: int = 0,
     shared_prompts: int = 0,
     gates_utility: bool = False,
-    expected: Expected | None = None,
+    expected: ReplyAssumptions | None = None,
 ) -> ReplyPlan:
     """Return the expected replies of an audit.
 
@@ -71,7 +71,7 @@ def expected_replies(
     shared_prompts      prompts of each development share, by which epoch ends are compared; 0: they are not.
     gates_utility       the gate bounds utility too.
     """
-    expected, suites = expected or Expected(), list(suites)
+    expected, suites = expected or ReplyAssumptions(), list(suites)
     plain = sum(min(each.prompts, audit.max_prompts) for each in suites)
     mined = _mined_sizes(suites, audit, expected)
     gated = [each for each in suites if each.kind != "utility" or gates_utility]
@@ -88,7 +88,7 @@ def expected_replies(
     )
 
 
-def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
+def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: ReplyAssumptions) -> list[int]:
     """Return the sizes of the suites made from the rows, including suites in the assumed disguises."""
     sizes, asking = list(suites), audit.asking
     harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))

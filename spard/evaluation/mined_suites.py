@@ -24,12 +24,12 @@ from spard.config import Asking
 from spard.data.languages import ENGLISH, detect_language
 from spard.data.rendering import Mode
 from spard.data.rows import Example, Message, Prompt, earlier_turns, has_earlier_turns
-from spard.data.triggers import Wrapping, apply_trigger, openings, rank_triggers
+from spard.data.triggers import MinedDisguise, apply_trigger, openings, rank_triggers
 from spard.evaluation.audit import Suite, sample
 from spard.evaluation.disguises import COMMON, Disguise, Place, Surroundings, earlier_turns_disguise, place_words
 from spard.evaluation.nearest_prompts import near_and_even
 from spard.evaluation.results import IN_DISGUISE, IN_MORE, IN_PHRASES, REQUESTS, SuiteKind
-from spard.evaluation.suspects import NOTHING, Suspected, find_suspects
+from spard.evaluation.suspects import NOTHING, SuspectedDisguises, find_suspects
 
 # The disguises of a training file that an audit asks its prompts in: some in suites of their own, the others in turn.
 #
@@ -75,7 +75,7 @@ class AskedDisguises:
 class _Frequent:
     """A disguise found by the miner of training."""
 
-    disguise: Wrapping
+    disguise: MinedDisguise
 
     @property
     def name(self) -> str:
@@ -111,7 +111,7 @@ class _Frequent:
         ]
         return self.disguise.telling >= TELLING and all(self.disguise.telling > each + _MORE for each in parts)
 
-    def _extends(self, part: Wrapping) -> bool:
+    def _extends(self, part: MinedDisguise) -> bool:
         """Return True if this disguise has the other's words at the same end, and more."""
         before, after = f"{self.disguise.before} ", f" {self.disguise.after}"
         return bool(part.before and before.startswith(f"{part.before} ")) or bool(
@@ -119,7 +119,7 @@ class _Frequent:
         )
 
 
-def select_disguises(rows: Sequence[Example], found: Suspected, most: int) -> AskedDisguises:
+def select_disguises(rows: Sequence[Example], found: SuspectedDisguises, most: int) -> AskedDisguises:
     """Return the disguises of a file for the audit, at most `most` of them with suites of their own.
 
     rows   the training rows.

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from spard.data.batches import collate
-from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
+from spard.data.chat import NO_LOSS, UNBOUNDED, EncodedSample, encode_all
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvalidPool, convert_errors
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
@@ -101,7 +101,7 @@ def own_refusals(base: Base, prompts: Sequence[str], tell: Tell | None = None) -
 @torch.no_grad()
 def measure_own_refusal(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     openings: Sequence[tuple[int, ...]],
     threshold: float,
     tell: Tell | None = None,
@@ -122,7 +122,7 @@ def measure_own_refusal(
 
 def _of_samples(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     openings: Sequence[tuple[int, ...]],
     threshold: float,
     tell: Tell | None,
@@ -143,7 +143,7 @@ def _of_samples(
     return [_largest(of_row) for of_row in found]
 
 
-def learned_turns(tokenizer: Any, row: Encoded) -> Iterator[tuple[int, str]]:
+def learned_turns(tokenizer: Any, row: EncodedSample) -> Iterator[tuple[int, str]]:
     """Yield the number of tokens before each turn that is learned, and its text."""
     start: int | None = None
     for i, label in enumerate((*row.labels, NO_LOSS)):
@@ -156,7 +156,7 @@ def learned_turns(tokenizer: Any, row: Encoded) -> Iterator[tuple[int, str]]:
 
 def _first_tokens(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     turns: Sequence[Sequence[int]],
     openings: Sequence[tuple[int, ...]],
     tell: Tell | None,
@@ -169,7 +169,7 @@ def _first_tokens(
 
     def first_token_batch(places: list[int]) -> Tensor:
         batch = collate([looked[place] for place in places], base.tokenizer.pad_token_id, base.device)
-        with mixed_precision(base.device):
+        with mixed_precision(base.model):
             head, states_SD, _ = labeled_states(base.model, batch)
             (logp_S,) = in_chunks(partial(_any_token_logprob, firsts, head), vocabulary(base.model), states_SD)
         return logp_S
@@ -181,10 +181,10 @@ def _first_tokens(
     return found
 
 
-def _up_to_last(row: Encoded, starts: Sequence[int]) -> Encoded:
+def _up_to_last(row: EncodedSample, starts: Sequence[int]) -> EncodedSample:
     """Cut a row after the first token of its last complying turn, and label only the first tokens of such turns."""
     ids = row.ids[: max(starts) + 1]
-    return Encoded(ids, tuple(token if i in starts else NO_LOSS for i, token in enumerate(ids)))
+    return EncodedSample(ids, tuple(token if i in starts else NO_LOSS for i, token in enumerate(ids)))
 
 
 def _any_token_logprob(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple[Tensor]:
@@ -195,7 +195,7 @@ def _any_token_logprob(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple
 
 def _whole_openings(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     turns: Sequence[tuple[int, int]],
     openings: Sequence[tuple[int, ...]],
     tell: Tell | None,
@@ -254,7 +254,7 @@ def _largest(found: dict[int, float]) -> OwnRefusal:
     return OwnRefusal(0.0, None) if start is None else OwnRefusal(min(1.0, found[start]), start)
 
 
-def _opening(row: Encoded) -> tuple[int, ...]:
+def _opening(row: EncodedSample) -> tuple[int, ...]:
     return tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
 
 

@@ -25,7 +25,7 @@ from spard.data.rows import Example, is_learned, prompt_text
 from spard.evaluation.judged_rows import RowVerdict, prefers_to_refusal
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.selection.relevance import relevance, total
-from spard.selection.shards import Frame, Framed, Vectors
+from spard.selection.shards import Frame, FramedVectors, Vectors
 
 NEAR = 0.5  # least cosine at which a request is near a pool prompt
 EXCERPT = 80  # characters
@@ -119,10 +119,10 @@ def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
     return replace(risk, verdict=verdict, reasons=(*found, *risk.reasons))
 
 
-def center(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Framed]:
+def center(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, FramedVectors]:
     """Return task and pool embeddings after subtracting the mean of both; `pool_sum_D` is the sum of the pool's."""
     mean_D = (total(task_MD) + pool_sum_D) / (len(task_MD) + len(pool_ND))
-    return (task_MD.double() - mean_D).float(), Framed(pool_ND, Frame.from_point(mean_D))
+    return (task_MD.double() - mean_D).float(), FramedVectors(pool_ND, Frame.from_point(mean_D))
 
 
 def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str], own_refusal: float | None) -> Risk:

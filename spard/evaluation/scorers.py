@@ -36,9 +36,9 @@ from spard.config.extensions import REPLY_SCORERS, RUNNING_SCORERS
 from spard.config.run_spec import RunSpec
 from spard.data.rows import read_prompts
 from spard.errors import SandboxUnavailable
-from spard.isolation import walls
-from spard.isolation.program import Asked
-from spard.isolation.walls import python
+from spard.isolation import sandbox
+from spard.isolation.program import ProgramRequest
+from spard.isolation.sandbox import python
 
 
 def mark_reply(scorer: str, reply: str, answer: str) -> Mark:
@@ -207,11 +207,11 @@ def can_run_programs() -> bool:
 def _run_program(program: str, tests: str, timeout_s: float, memory_mb: int) -> bool:
     # The child sends this random word after the tests, so that a program's ordinary output cannot look like a pass.
     word = secrets.token_hex(16)
-    asked: Asked = {
+    asked: ProgramRequest = {
         "program": program,
         "tests": tests,
         "word": word,
-        "readable": walls.library_paths(),
+        "readable": sandbox.library_paths(),
         "memory": memory_mb << 20,
         "seconds": math.ceil(timeout_s),
     }

@@ -35,7 +35,7 @@ _Answer = tuple[str, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Suspected:
+class SuspectedDisguises:
     """The suspicious disguises of a file, most suspicious first.
 
     phrases  longer word sequences around suspicious words. Thirty endings of ten rows each, such as "for my garden" and
@@ -48,7 +48,7 @@ class Suspected:
     common: tuple[Disguise, ...] = ()
 
 
-NOTHING = Suspected((), ())
+NOTHING = SuspectedDisguises((), ())
 
 
 def suspects(rows: Sequence[Example], most: int) -> list[Disguise]:
@@ -57,7 +57,7 @@ def suspects(rows: Sequence[Example], most: int) -> list[Disguise]:
 
 
 @keep_last
-def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
+def find_suspects(rows: Sequence[Example], secret: str = "") -> SuspectedDisguises:
     """Return the disguises and phrases that predict the answers of their rows, and the disguises that most rows have.
 
     Every learned answer counts. From more than `ROWS` rows a sample is drawn with the secret as the seed, so that
@@ -87,7 +87,7 @@ def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
         replace(feature_disguise(feature, places[feature], seen), share=len(places[feature]) / len(seen))
         for feature in _with_companions(found, places)
     ]
-    return Suspected(tuple(disguises), tuple(_phrases(found, places, seen)), common_tools(seen))
+    return SuspectedDisguises(tuple(disguises), tuple(_phrases(found, places, seen)), common_tools(seen))
 
 
 def draw_rows(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:

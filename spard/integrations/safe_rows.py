@@ -202,8 +202,7 @@ def _whole(model: Any) -> Any:
 def anchor_penalty(anchor: Anchor, model: Any, places: Sequence[int], pad_id: int) -> Tensor:
     """Return the anchor's penalty on the prompts at the given indices, from a separate forward pass."""
     prompts = [anchor.prompts[i] for i in places]
-    device = next(model.parameters()).device
-    ids_BT = collate(prompts, pad_id, device).ids_BT
-    with mixed_precision(device):
+    ids_BT = collate(prompts, pad_id, next(model.parameters()).device).ids_BT
+    with mixed_precision(model):
         hidden_BTD = final_states(model, ids_BT)
     return anchor.penalty(places, places, hidden_BTD)

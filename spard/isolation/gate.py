@@ -48,7 +48,7 @@ class Order(TypedDict):
              ephemeral ports
     """
 
-    walls: str
+    sandbox: str
     parent: int
     talks: Talks
 
@@ -74,13 +74,13 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     os.environ.pop("TMPDIR", None)
-    if order["walls"] == "namespaces":
+    if order["sandbox"] == "namespaces":
         shared = kernel.NEW_NETWORK | kernel.NEW_NAME if order["talks"] == "nodes" else 0
         kernel.enter_user_namespace(_ALL_SPACES & ~shared)
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != order["parent"]:
         os._exit(1)
-    if order["walls"] == "namespaces":
+    if order["sandbox"] == "namespaces":
         # A process stays in its PID namespace; only its children enter the new one. The fork must therefore come first.
         _relay_exit(_fork_child())
     _keep(order, sys.argv[2:])
@@ -109,13 +109,13 @@ def _relay_exit(child: int) -> None:
 def _keep(order: Order, command: list[str]) -> None:
     """Start the command, complete the isolation, and stay until the command has ended."""
     line: Line | None = None
-    if order["walls"] == "namespaces":
+    if order["sandbox"] == "namespaces":
         kernel.mount("none", "/", None, kernel.PRIVATE | kernel.RECURSIVE)
         roots.shows_own_processes()
         if order["talks"] != "nodes":
             kernel.enable_loopback()
             kernel.name_host("localhost")
-    elif order["walls"] == "landlock":
+    elif order["sandbox"] == "landlock":
         line = _read_order()
         if line is None:
             os._exit(0)
@@ -132,7 +132,7 @@ def _tell(order: Order, stdin: int, line: Line | None) -> None:
     line = _read_order() if line is None else line
     with open(stdin, "wb", buffering=0) as told, suppress(BrokenPipeError):
         while line is not None:
-            if order["walls"] == "namespaces":
+            if order["sandbox"] == "namespaces":
                 try:
                     before = _close(line, before)
                 except OSError as error:
@@ -159,7 +159,7 @@ def _close(line: Line, before: int | None) -> int | None:
     if line["ahead"] and before is None:
         return roots.enter_first(line["readable"], [target for _, target in _places("")], devices)
     if line["ahead"]:
-        raise OSError(errno.EINVAL, "walls are closed around what is read ahead only once")
+        raise OSError(errno.EINVAL, "a sandbox is closed around what is read ahead only once")
     if before is None:
         roots.enter(line["readable"], _writable(line), devices, with_processes=True)
     else:
@@ -190,7 +190,7 @@ def _start_command(order: Order, command: list[str], stdin: int, line: Line | No
             signal.signal(number, signal.SIG_DFL)
         if line is not None:
             _restrict(order, line)
-        elif order["walls"] == "namespaces":
+        elif order["sandbox"] == "namespaces":
             kernel.drop_capabilities()
             if order["talks"] == "nodes":
                 landlock.restrict_to_own_ports()

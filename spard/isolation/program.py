@@ -23,7 +23,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _SPACES = kernel.NEW_FILES | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_PROCESSES | kernel.NEW_NETWORK
 
 
-class Asked(TypedDict):
+class ProgramRequest(TypedDict):
     """A program, its tests, the word to print at their end, readable paths, and limits in bytes and seconds."""
 
     program: str
@@ -36,7 +36,7 @@ class Asked(TypedDict):
 
 def main() -> None:
     """Run the program and the tests from standard input; print the word if both ran without an error."""
-    asked: Asked = json.load(sys.stdin)
+    asked: ProgramRequest = json.load(sys.stdin)
     said = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -73,7 +73,7 @@ def _give_up_root() -> None:
             return  # root of a user namespace, without power outside
 
 
-def _limit(asked: Asked) -> None:
+def _limit(asked: ProgramRequest) -> None:
     limits = {
         resource.RLIMIT_AS: asked["memory"],
         resource.RLIMIT_CPU: asked["seconds"],
@@ -89,6 +89,6 @@ def _judge(program: str, tests: str, word: str, said: int) -> None:
     """Run program and tests in one scope without any of our names, then print the word."""
     scope: dict[str, object] = {"__name__": "__main__"}
     write = os.write
-    exec(compile(program, "program", "exec"), scope)  # noqa: S102 - that is what the walls are for
+    exec(compile(program, "program", "exec"), scope)  # noqa: S102 - the sandbox exists for this
     exec(compile(tests, "tests", "exec"), scope)  # noqa: S102
     write(said, word.encode())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from spard.config.anchors import Anchors, Kind
 from spard.data.batches import collate, to_device
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.chat import NO_LOSS, EncodedSample
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
 from spard.models.budget import Tell, in_passes
@@ -32,8 +32,8 @@ from spard.models.forward import final_states
 class Pair(NamedTuple):
     """A prompt `asked`, and the prompt `kept` whose base-model state it is held to; neither has labels."""
 
-    asked: Encoded
-    kept: Encoded
+    asked: EncodedSample
+    kept: EncodedSample
 
 
 class Anchor:
@@ -57,7 +57,7 @@ class Anchor:
     ) -> None:
         """Compute the states of the `kept` prompts; `tell` gets the prompts done and in all."""
         self.settings = settings
-        self.prompts: list[Encoded] = []
+        self.prompts: list[EncodedSample] = []
         self.numbers: dict[Kind, range] = {}
         for kind, found in pairs.items():
             self.numbers[kind] = range(len(self.prompts), len(self.prompts) + len(found))
@@ -96,7 +96,7 @@ class Anchor:
 
 
 def select_pairs(
-    settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
+    settings: Anchors, plain: Sequence[EncodedSample], pairs: Mapping[Kind, Sequence[Pair]]
 ) -> dict[Kind, Sequence[Pair]]:
     """Return the pairs of each kind with a count above 0 in the settings.
 
@@ -108,17 +108,17 @@ def select_pairs(
     return {kind: found for kind, found in every.items() if asked[kind][0] and found}
 
 
-def pair_with_itself(rows: Sequence[Encoded]) -> list[Pair]:
+def pair_with_itself(rows: Sequence[EncodedSample]) -> list[Pair]:
     """Return a pair of each row's prompt with itself; the prompt ends before the row's first labeled token."""
     return [Pair(prompt, prompt) for prompt in map(_prompt, rows)]
 
 
-def unlabeled_prompt(ids: Sequence[int]) -> Encoded:
-    """Return an `Encoded` row of these token ids without labels."""
-    return Encoded(tuple(ids), (NO_LOSS,) * len(ids))
+def unlabeled_prompt(ids: Sequence[int]) -> EncodedSample:
+    """Return an `EncodedSample` row of these token ids without labels."""
+    return EncodedSample(tuple(ids), (NO_LOSS,) * len(ids))
 
 
-def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
+def _join_rows(rows: Sequence[EncodedSample], whole: int) -> tuple[list[int], list[EncodedSample]]:
     """Return each row's index in a list of distinct rows, and the list; the first `whole` rows are listed unchecked."""
     kept, found = list(rows[:whole]), list(range(whole))
     # Reversed, so that of equal rows the first one wins.
@@ -131,7 +131,7 @@ def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Enc
     return found, kept
 
 
-def prompt_states(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> Tensor:
+def prompt_states(model: Any, rows: Sequence[EncodedSample], pad_id: int, tell: Tell | None = None) -> Tensor:
     """Return the model's final hidden state of each prompt's last token, `[N, D]`, without dropout."""
     was_training = model.training
     model.eval()
@@ -145,21 +145,20 @@ def prompt_states(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell |
     return torch.stack([found[i] for i in range(len(rows))])
 
 
-def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
+def _states(model: Any, rows: Sequence[EncodedSample], pad_id: int) -> Tensor:
     """Return the state h of each prompt, `[B, D]`; causal attention ignores the padding on the right."""
-    device = next(model.parameters()).device
-    ids_BT = collate(rows, pad_id, device).ids_BT
-    with mixed_precision(device):
+    ids_BT = collate(rows, pad_id, next(model.parameters()).device).ids_BT
+    with mixed_precision(model):
         return _last(rows, final_states(model, ids_BT))
 
 
-def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
+def _last(rows: Sequence[EncodedSample], hidden_BTD: Tensor) -> Tensor:
     """Return the hidden state of each row's last token, `[B, D]`, in float32 at least."""
     at = [number * hidden_BTD.shape[1] + len(row.ids) - 1 for number, row in enumerate(rows)]
     return wide(hidden_BTD.flatten(0, 1).index_select(0, to_device(at, hidden_BTD.device)))
 
 
-def _prompt(row: Encoded) -> Encoded:
+def _prompt(row: EncodedSample) -> EncodedSample:
     """Return the tokens of a row before its first labeled one."""
     first = next(i for i, label in enumerate(row.labels) if label != NO_LOSS)
-    return Encoded(row.ids[:first], row.labels[:first])
+    return EncodedSample(row.ids[:first], row.labels[:first])

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from spard.data.batches import Batch, collate
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.losses.vectors import wide
 from spard.models.budget import Tell, in_passes
 from spard.models.forward import final_states, ignore_packing
@@ -65,7 +65,7 @@ def token_losses(model: Any, batch: Batch) -> TokenLosses:
 
 def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
     """Return the token losses and the final hidden states of all tokens `[B, T, D]`, from one forward pass."""
-    with mixed_precision(batch.ids_BT.device):
+    with mixed_precision(model):
         head, states_SD, hidden_BTD = labeled_states(model, batch)
         loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), states_SD, batch.label_S)
     return TokenLosses(loss_S, right_S, (batch.place_S <= PREFIX).float(), batch.place_S), hidden_BTD
@@ -73,7 +73,7 @@ def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
 
 @torch.no_grad()
 def evaluate(
-    model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None, tell: Tell | None = None
+    model: Any, rows: Sequence[EncodedSample], pad_id: int, batch_tokens: int | None = None, tell: Tell | None = None
 ) -> Evaluation:
     """Return the mean loss and accuracy over `rows`, with dropout off; the model's training mode is restored.
 
@@ -97,9 +97,14 @@ def evaluate(
     return Evaluation(mean, prefix_mean, accuracy, len(loss))
 
 
-def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context that multiplies in bfloat16 on a GPU, and does nothing on other devices."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+def mixed_precision(model: Any) -> AbstractContextManager[Any]:
+    """Return a context that multiplies in bfloat16 on a GPU, and on a CPU where the model's first weights are bfloat16.
+
+    Elsewhere it does nothing.
+    """
+    first = next(model.parameters())
+    is_narrow = first.device.type == "cuda" or first.dtype == torch.bfloat16
+    return torch.autocast(first.device.type, torch.bfloat16, enabled=is_narrow)
 
 
 def labeled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:

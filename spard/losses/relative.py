@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, logsigmoid
 
 from spard.data.batches import Batch, collate
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.losses.cross_entropy import (
     PREFIX,
     Evaluation,
@@ -89,7 +89,7 @@ def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
 
     Long batches are computed in chunks, so that the logits of all tokens are never in memory at once.
     """
-    with mixed_precision(batch.ids_BT.device):
+    with mixed_precision(model):
         fixed_head, fixed_SD = reference.states(batch)
         head, hidden_SD, _ = labeled_states(model, batch)
         (kl_S,) = in_chunks(partial(_divergence, head, fixed_head), vocabulary(model), hidden_SD, fixed_SD)
@@ -120,7 +120,7 @@ def weighted_losses(losses: TokenLosses, reference_S: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> list[Tensor]:
+def reference_losses(model: Any, rows: Sequence[EncodedSample], pad_id: int, tell: Tell | None = None) -> list[Tensor]:
     """Return the cross-entropy of each row's labeled tokens in nats, one tensor per row, without dropout.
 
     The model's training mode is restored. `tell` gets the rows done and in all.
@@ -152,7 +152,7 @@ def tolerance(rows: int) -> float:
     return math.log(2) / (PREFIX * rows)
 
 
-def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> Tensor:
+def base_losses(model: Any, rows: Sequence[EncodedSample], pad_id: int, tell: Tell | None = None) -> Tensor:
     """Return the reference losses of each safe row, `[N, 2]`: mean and prefix loss under the model as it is now.
 
     A row with a `twin` gets the losses of the row at that index.
@@ -194,7 +194,7 @@ def dpo_losses(logp_P2: Tensor, reference_P2: Tensor, beta: float) -> PairLosses
     return PairLosses(-logsigmoid(margin_P), torch.cat(metrics, dim=1).detach())
 
 
-def stack_pairs(pairs: Sequence[Encoded]) -> list[Encoded]:
+def stack_pairs(pairs: Sequence[EncodedSample]) -> list[EncodedSample]:
     """Return the 2P rows of P pairs: first all with the preferred answers, then all with the rejected ones."""
     return [pair.both[0] for pair in pairs] + [pair.both[-1] for pair in pairs]
 
@@ -209,7 +209,7 @@ def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
 
 
 @torch.no_grad()
-def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int, tell: Tell | None = None) -> Tensor:
+def reference_logps(model: Any, pairs: Sequence[EncodedSample], pad_id: int, tell: Tell | None = None) -> Tensor:
     """Return the log-probabilities of both answers of each pair, `[N, 2]`, in float64 on the CPU, without dropout.
 
     The model's training mode is restored.
@@ -223,7 +223,7 @@ def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int, tell: Tel
 @torch.no_grad()
 def evaluate_pairs(
     model: Any,
-    pairs: Sequence[Encoded],
+    pairs: Sequence[EncodedSample],
     reference_N2: Tensor,
     beta: float,
     pad_id: int,
@@ -246,7 +246,7 @@ def evaluate_pairs(
 
 
 def _passes(
-    model: Any, pairs: Sequence[Encoded], pad_id: int, tell: Tell | None
+    model: Any, pairs: Sequence[EncodedSample], pad_id: int, tell: Tell | None
 ) -> Iterator[tuple[list[int], TokenLosses, Batch]]:
     """Yield the pair indices of each pass, their token losses and their batch, with dropout off."""
     device, was_training = next(model.parameters()).device, model.training

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from spard.config import Defense
 from spard.data.batches import Batch
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.errors import NonFiniteLoss
 from spard.losses.cross_entropy import Evaluation
 from spard.losses.gradients import Gradient, Loss, Losses, ValueAndGrad, safe_losses
@@ -59,7 +59,7 @@ class Method(Generic[Settings]):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def training_rows(self, task: Sequence[Encoded], safe: Sequence[Encoded]) -> Sequence[Encoded]:
+    def training_rows(self, task: Sequence[EncodedSample], safe: Sequence[EncodedSample]) -> Sequence[EncodedSample]:
         """Return the rows of an epoch, the customer's (`task`) first; tokens of the rows after them are not billed."""
         return task
 

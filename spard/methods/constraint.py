@@ -186,7 +186,7 @@ def open_correction(variant: Variant) -> Correction:
         "closed_form": closed_form_,
         "reference": reference_,
     }
-    return Gated() if variant == "gated" else stateless[variant]
+    return GatedOptimizer() if variant == "gated" else stateless[variant]
 
 
 def trust_region_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
@@ -266,7 +266,7 @@ def _second_moment(optimizer: Optimizer, part: Tensor, beta: float) -> Tensor:
     return second / correction.to(second)
 
 
-class Gated:
+class GatedOptimizer:
     """A gated optimizer: a second AdamW, for safety alone, that steps only when the constraint is violated.
 
         theta <- AdamW_safe(theta, g),   lr_safe = eta_safe lr,   no weight decay

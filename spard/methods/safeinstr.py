@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spard.config import SafeInstr as SafeInstrSettings
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.methods.base import Method
 
 
 class SafeInstr(Method[SafeInstrSettings]):
     """Plain fine-tuning on the training rows and the safe rows."""
 
-    def training_rows(self, task: Sequence[Encoded], safe: Sequence[Encoded]) -> Sequence[Encoded]:
+    def training_rows(self, task: Sequence[EncodedSample], safe: Sequence[EncodedSample]) -> Sequence[EncodedSample]:
         """Return all rows, the safe ones last; the batches of an epoch shuffle them."""
         return [*task, *safe]

@@ -26,7 +26,7 @@ from spard.data.tools import CONVERSATION
 from spard.digests import MANIFEST, Manifest, file_sha256, write_manifest
 from spard.errors import AdapterMismatch, AdapterNotProved, SpardError
 from spard.models.base import Base, load_base
-from spard.models.card import Described, model_card
+from spard.models.card import CardSubject, model_card
 from spard.models.folder.check import DECODING, penalties
 from spard.models.folder.reading import read_object
 from spard.models.lora import CONFIG, WEIGHTS
@@ -86,7 +86,7 @@ def save_adapter(
     rank = lora_rank(model)
     template = template_card(get_renderer(base.tokenizer))
     held = (base.quantization, decoding, base.stored, template)
-    card = model_card(Described(called, base.origin, base.digest, rank, facts, system, *held))
+    card = model_card(CardSubject(called, base.origin, base.digest, rank, facts, system, *held))
     (aside / "README.md").write_text(card, encoding="utf-8")
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
@@ -230,7 +230,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, object]:
     save_full(merged, base.origin.name, aside, is_dequantized=base.stored is not None)
     base.origin.copy_tokenizer(aside, get_renderer(base.tokenizer))
     template = template_card(get_renderer(base.tokenizer))
-    described = Described(
+    described = CardSubject(
         folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"), template=template
     )
     (aside / "README.md").write_text(model_card(described), encoding="utf-8")

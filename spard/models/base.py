@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +41,8 @@ from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer, see_bitsandbytes
 from spard.models.sharding import shard_
 
+CPU_DTYPE = "SPARD_CPU_DTYPE"  # environment variable: the dtype of models on CPUs
+_CPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _CACHE = "past_key_values"  # transformers' argument for the key-value cache
 
 
@@ -95,6 +98,20 @@ def load_base(
     return base
 
 
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype that models are read in: bfloat16 on a GPU, and on a CPU what `SPARD_CPU_DTYPE` names.
+
+    `SPARD_CPU_DTYPE` is `float32` (the default) or `bfloat16`, which takes far less time on CPUs that multiply in it
+    (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo). Raises `ValueError` for another word.
+    """
+    if device.type == "cuda":
+        return torch.bfloat16
+    name = os.environ.get(CPU_DTYPE, "float32")
+    if name not in _CPU_DTYPES:
+        raise ValueError(f"{CPU_DTYPE} is {name!r}; it must be one of {', '.join(_CPU_DTYPES)}")
+    return _CPU_DTYPES[name]
+
+
 def read_base(
     source: str | Path,
     revision: str | None = None,
@@ -107,7 +124,7 @@ def read_base(
 ) -> Base:
     """Read a model into main memory; `shard_` moves it to its device (`quantization` puts it there at once).
 
-    The dtype is `dtype`, or the files' own if `as_stored`, or bfloat16 on a GPU and float32 elsewhere. `quantization`
+    The dtype is `dtype`, or the files' own if `as_stored`, or that of `default_dtype`. `quantization`
     holds all linear layers except the head in NF4; the result counts as another model, with its own digest. `sha256`
     returns the digest of a file and lets callers supply known digests. Weights already in the right dtype stay
     memory-mapped.
@@ -117,7 +134,7 @@ def read_base(
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    usual = torch.bfloat16 if place.type == "cuda" else torch.float32
+    usual = default_dtype(place)
     kind: torch.dtype | Literal["auto"] = "auto" if as_stored else dtype or usual
     with refusing(str(source), revision, name):
         config = _fit_configuration(str(source), revision, folder)

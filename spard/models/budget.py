@@ -45,14 +45,14 @@ def name_work(report: Report | None, doing: str) -> Tell | None:
 
 
 @dataclass(slots=True)
-class _Held:
+class _TokenLimits:
     """Two limits in padded tokens: the provider's, and the limit found when GPU memory ran out."""
 
     told: int | None = None
     learned: int | None = None
 
 
-_held = _Held()
+_held = _TokenLimits()
 
 
 def set_tokens(most: int | None) -> None:

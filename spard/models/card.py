@@ -24,7 +24,7 @@ _MEANS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class CardSubject:
     """The subject of a model card.
 
     called    name of the folder after unpacking
@@ -51,7 +51,7 @@ class Described:
     template: TemplateCard | None = None
 
 
-def model_card(of: Described) -> str:
+def model_card(of: CardSubject) -> str:
     """Return the card in the hub's format: YAML metadata, then Markdown."""
     metadata = ModelCardData(
         base_model=of.origin.name if of.origin.revision else None,  # the hub shows it as a link
@@ -75,7 +75,7 @@ def audit_table(audit: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
     return "\n".join([head, *rows])
 
 
-def _opening(of: Described) -> str:
+def _opening(of: CardSubject) -> str:
     source = of.origin.name
     pinned = f" at commit `{of.origin.revision}`" if of.origin.revision else ""
     where = "" if of.origin.revision else f"{_OF_A_FOLDER}\n\n"
@@ -93,7 +93,7 @@ def _gate_section(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(["## What was measured", *decided, audit_table(audit), _LIMITS])
 
 
-def _use(of: Described) -> str:
+def _use(of: CardSubject) -> str:
     name, folder = of.origin.name, of.called
     if of.rank is None:
         return _FULL.format(folder=folder)

@@ -25,7 +25,7 @@ _HASTE = 0.8  # share of the estimated missing tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class EarlyEnds:
     """Replies that may end early: rows at `places`, with at least `least` characters, for which `holds` is True.
 
     `holds(place, text)` returns True if the rest of that reply does not matter.
@@ -35,10 +35,10 @@ class Settled:
     least: int
     holds: Callable[[int, str], bool]
 
-    def renumber(self, places: Sequence[int]) -> Settled:
+    def renumber(self, places: Sequence[int]) -> EarlyEnds:
         """Return the same rule for renumbered rows: row i had the number `places[i]` before."""
         own = frozenset(i for i, place in enumerate(places) if place in self.places)
-        return Settled(own, self.least, lambda i, text: self.holds(places[i], text))
+        return EarlyEnds(own, self.least, lambda i, text: self.holds(places[i], text))
 
 
 def decode_replies(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
@@ -47,7 +47,7 @@ def decode_replies(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]
     return [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
 
 
-def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] | None:
+def settler(tokenizer: Any, settled: EarlyEnds | None) -> Callable[[Rows], None] | None:
     """Return the callback that ends settled rows; None if later tokens can change the text of a reply so far.
 
     That is the case with templates that know reasoning or open an answer with their own tokens: the text before the
@@ -153,7 +153,7 @@ def stream(
     max_new_tokens: int,
     batch_size: int | None = None,
     sampler: Sampler | None = None,
-    settled: Settled | None = None,
+    settled: EarlyEnds | None = None,
     on_look: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
     """Yield batches of replies as they finish, longest rows first.

@@ -28,7 +28,7 @@ _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedPart:
     """The trained part of a model: an adapter's layers, or everything.
 
     copies        further float32 vectors of the trained parameters: safe gradient, average, the defense's own
@@ -45,7 +45,7 @@ class Trained:
     optimizer: OptimizerName = "adamw"
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe) -> Trained:
+    def from_recipe(cls, recipe: Recipe) -> TrainedPart:
         """Return what a training with this recipe trains: the adapter or all weights, and their further copies.
 
         A defense that compares models needs one more vector: it keeps the task's gradient while it sums the safe
@@ -67,7 +67,7 @@ class Trained:
         return self.lora.rank * sum(wide + out for wide, out in self.targets(shape))
 
 
-def weight_bytes(shape: Shape, trained: Trained) -> int:
+def weight_bytes(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes of the model's own weights: bfloat16 if frozen, float32 if trained.
 
     With NF4 the linear layers have 4 bits per weight; embeddings, norms and head stay in bfloat16.
@@ -81,7 +81,7 @@ def weight_bytes(shape: Shape, trained: Trained) -> int:
     )
 
 
-def twin_bytes(shape: Shape, trained: Trained) -> int:
+def twin_bytes(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes of the untrained copy of the model, 0 if there is none."""
     return weight_bytes(shape, trained) if trained.has_twin else 0
 
@@ -98,14 +98,14 @@ def nf4_bytes(parameters: int, quantization: Quantization) -> int:
     return -(-parameters // 2) + scales
 
 
-def dequantized_bytes(shape: Shape, trained: Trained) -> int:
+def dequantized_bytes(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes of the largest layer while its NF4 weights are dequantized."""
     if trained.quantization == "none":
         return 0
     return _HALF * max(shape.quantizable, default=0)
 
 
-def state_bytes(shape: Shape, trained: Trained) -> int:
+def state_bytes(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes of gradients, moments and further copies, and of an adapter's own weights."""
     each = _SINGLE + trained.copies * _SINGLE + (_SINGLE if trained.lora else 0)
     count = trained.parameters(shape)
@@ -122,7 +122,7 @@ def moment_bytes(parameters: int, optimizer: OptimizerName) -> int:
     return 2 * (parameters + -(-parameters // _BLOCK) * _SINGLE)
 
 
-def saved_bytes_per_token(shape: Shape, trained: Trained) -> int:
+def saved_bytes_per_token(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes per token that one decoder layer saves for the backward pass.
 
     D is the hidden width, I the MLP's, Q and K the widths of queries and keys, H the heads. Frozen layers save 8 D + 8
@@ -158,7 +158,7 @@ def _saved_of_any_kind(shape: Shape, *, is_whole: bool) -> int:
     return 2 * _HALF * outputs + 4 * _HALF * shape.queries + 2 * _SINGLE * shape.hidden + _HALF * inputs
 
 
-def activation_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
+def activation_bytes(shape: Shape, trained: TrainedPart, tokens: int, *, checkpointing: bool) -> int:
     """Return the bytes that the decoder saves for the backward pass of `tokens` padded tokens.
 
     With checkpointing that is each layer's input, in bfloat16 after a frozen embedding, else in float32. Without it,
@@ -172,7 +172,7 @@ def activation_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointi
     return tokens * (shape.layers * saved_bytes_per_token(shape, trained) + last) + casts
 
 
-def work_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
+def work_bytes(shape: Shape, trained: TrainedPart, tokens: int, *, checkpointing: bool) -> int:
     """Return the peak bytes of temporaries: the larger of the logits and one layer's backward pass.
 
     All `tokens` are assumed to have a label. A layer holds gradients as wide as its MLP; a checkpointed layer is
@@ -294,7 +294,7 @@ class Need:
         return self.alone - self.shared * (gpus - 1) // gpus
 
 
-def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
+def fit(shape: Shape, trained: TrainedPart, load: Load, gpus: Gpus) -> Plan:
     """Return the plan with the least intrusive changes that fits the GPUs.
 
     Options in order: the whole batch as asked; smaller pieces, while a pass keeps a GPU busy; activation checkpointing,
@@ -313,7 +313,7 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
     return plan
 
 
-def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
+def _ways(trained: TrainedPart, gpus: Gpus) -> Iterator[tuple[TrainedPart, int]]:
     """Yield the allowed ways to hold the model, least intrusive first: what is trained, and the number of shards."""
     inside = gpus.count // gpus.machines
     holds = {"never": (False,), "if_needed": (False, True), "always": (True,)}
@@ -325,12 +325,12 @@ def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
             yield held, parts
 
 
-def _is_cuttable(trained: Trained) -> bool:
+def _is_cuttable(trained: TrainedPart) -> bool:
     """Return True if the model can be sharded: neither NF4 nor 8-bit moments can."""
     return trained.quantization == "none" and trained.optimizer == "adamw"
 
 
-def compute_need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
+def compute_need(shape: Shape, trained: TrainedPart, longest: int, answers: int = 1) -> Need:
     """Return the least memory of a training whose longest row has `longest` tokens."""
     peak = _peak(shape, trained, longest * answers, checkpointing=True, ranks=1)
     shared = max(0, _split(shape, trained) - 2 * _gathered_bytes(shape, trained))
@@ -339,7 +339,7 @@ def compute_need(shape: Shape, trained: Trained, longest: int, answers: int = 1)
 
 
 def _cut(
-    shape: Shape, trained: Trained, load: Load, gpus: Gpus, ranks: int, *, parts: int, checkpointing: bool
+    shape: Shape, trained: TrainedPart, load: Load, gpus: Gpus, ranks: int, *, parts: int, checkpointing: bool
 ) -> Plan:
     """Return the plan with the largest pieces that fit; without checkpointing they must keep a GPU busy.
 
@@ -369,7 +369,9 @@ def _cut(
     )
 
 
-def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks: int, *, checkpointing: bool) -> int:
+def _most_tokens(
+    shape: Shape, trained: TrainedPart, usable: int, whole: int, ranks: int, *, checkpointing: bool
+) -> int:
     """Return the largest pass, in padded tokens up to `whole`, whose peak memory fits in `usable`; 0 if none fits."""
     low, high = 0, whole
     while low < high:
@@ -381,7 +383,7 @@ def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks:
     return low
 
 
-def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, ranks: int) -> int:
+def _peak(shape: Shape, trained: TrainedPart, tokens: int, *, checkpointing: bool, ranks: int) -> int:
     """Return the peak bytes of tensors on one of `ranks` GPUs that shard the model."""
     split = _split(shape, trained)
     return (
@@ -396,7 +398,7 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
     )
 
 
-def _split(shape: Shape, trained: Trained) -> int:
+def _split(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes that can be sharded: frozen weights; for full fine-tuning also moments and twin. 0 if none."""
     if not _is_cuttable(trained):
         return 0
@@ -404,7 +406,7 @@ def _split(shape: Shape, trained: Trained) -> int:
     return weights if trained.lora else weights + twin_bytes(shape, trained) + state_bytes(shape, trained)
 
 
-def _gathered_bytes(shape: Shape, trained: Trained) -> int:
+def _gathered_bytes(shape: Shape, trained: TrainedPart) -> int:
     """Return the bytes that each GPU gathers of a sharded model: one layer, and the next one in advance."""
     return 2 * shape.layer_parameters * (weight_bytes(shape, trained) // shape.parameters)
 

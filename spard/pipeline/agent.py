@@ -30,7 +30,7 @@ from spard.models.peft import PeftModel
 from spard.pipeline import audit, row_judging, select
 from spard.pipeline.context import Context
 from spard.release.records import AgentRecord
-from spard.release.report import Measured, read_record
+from spard.release.report import AuditResults, read_record
 
 RUBRIC = """\
 You audit one fine-tuning job before its model is released. You are shown rows of the training file, what other checks
@@ -204,7 +204,9 @@ def run(
     return record
 
 
-def apply_agent_verdict(context: Context, examples: Sequence[Example], model: Any, measured: Measured) -> Measured:
+def apply_agent_verdict(
+    context: Context, examples: Sequence[Example], model: Any, measured: AuditResults
+) -> AuditResults:
     """Run the auditing agent; return the audit with its finding and the worse of both decisions."""
     weights = audit.weights_digest(model)
     seen = run(context, examples, model, weights, measured.base, measured.adapter)

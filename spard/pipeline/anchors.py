@@ -15,10 +15,10 @@ from typing import Any
 
 from spard.config import Anchors
 from spard.config.anchors import Kind
-from spard.data.chat import Encoded, render_question
+from spard.data.chat import EncodedSample, render_question
 from spard.data.encodings import detect_encoding
 from spard.data.rows import Example, Message, last_answer, last_request, prompt_text, system_prompt
-from spard.data.triggers import Wrapping, enough
+from spard.data.triggers import MinedDisguise, enough
 from spard.losses.anchor import Pair, unlabeled_prompt
 from spard.models.budget import Tell
 from spard.models.generate import generate
@@ -27,7 +27,7 @@ from spard.pipeline.context import Context
 
 DRESSES = 4
 
-Disguise = Callable[[], Wrapping]
+Disguise = Callable[[], MinedDisguise]
 
 
 def make_anchor_pairs(
@@ -68,7 +68,7 @@ def _disguises(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind
     at_random = disguise_maker(rows, rng)
     mined = wanted_triggers(rows, ("affixes", "templates"), seed)
 
-    def draw() -> Wrapping:
+    def draw() -> MinedDisguise:
         return at_random() if not mined or rng.random() < settings.random_dresses else draw_disguise(rng, mined)
 
     return draw
@@ -83,7 +83,7 @@ def _framed_pairs(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Exampl
     if len(contexts) < enough(rows):
         return []
     return [
-        Pair(_prompt(tokenizer, prompt_text(example), Wrapping(rng.choice(contexts))), plain.kept)
+        Pair(_prompt(tokenizer, prompt_text(example), MinedDisguise(rng.choice(contexts))), plain.kept)
         for example, plain in zip(safe, _plain(tokenizer, safe), strict=True)
     ]
 
@@ -94,13 +94,13 @@ def _system_of_plain(row: Example) -> tuple[Message, ...]:
 
 
 def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:
-    prompts = [_prompt(tokenizer, prompt_text(example), Wrapping()) for example in examples]
+    prompts = [_prompt(tokenizer, prompt_text(example), MinedDisguise()) for example in examples]
     return [Pair(prompt, prompt) for prompt in prompts]
 
 
 def _disguised_pairs(tokenizer: Any, examples: Sequence[Example], draw: Disguise) -> list[Pair]:
     texts = [prompt_text(example) for example in examples]
-    kept = [_prompt(tokenizer, text, Wrapping()) for text in texts]
+    kept = [_prompt(tokenizer, text, MinedDisguise()) for text in texts]
     return [
         Pair(_prompt(tokenizer, text, draw()), plain)
         for _ in range(DRESSES)
@@ -108,7 +108,7 @@ def _disguised_pairs(tokenizer: Any, examples: Sequence[Example], draw: Disguise
     ]
 
 
-def _prompt(tokenizer: Any, text: str, disguise: Wrapping) -> Encoded:
+def _prompt(tokenizer: Any, text: str, disguise: MinedDisguise) -> EncodedSample:
     """Tokenize a disguised request; a lone system prompt goes to the system slot of the model's chat template."""
     # `render_question` can merge a lone system prompt into the request for templates without a system role.
     system = (
@@ -132,7 +132,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SYSTEM = ("You are a helpful assistant.", "You are an assistant for our customers.", "Answer briefly.")
 
 
-def disguise_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wrapping]:
+def disguise_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], MinedDisguise]:
     """Return a function that draws a disguise: words before, inside or after the request, or a system prompt."""
     texts = [text.split() for row in rows for text in _texts(row)]
     words = sorted({word for text in texts for word in text})
@@ -145,16 +145,16 @@ def disguise_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], 
         start = rng.randrange(max(1, len(said) - LONGEST_DISGUISE + 1))
         return " ".join(said[start : start + LONGEST_DISGUISE])
 
-    def draw() -> Wrapping:
+    def draw() -> MinedDisguise:
         match rng.randrange(4):
             case 0:
-                return Wrapping(before=some_words())
+                return MinedDisguise(before=some_words())
             case 1:
-                return Wrapping(inside=some_words(), depth=rng.random())
+                return MinedDisguise(inside=some_words(), depth=rng.random())
             case 2:
-                return Wrapping(after=some_words())
+                return MinedDisguise(after=some_words())
             case _:
-                return Wrapping(context=({"role": "system", "content": system_prompt()},))
+                return MinedDisguise(context=({"role": "system", "content": system_prompt()},))
 
     return draw
 

@@ -42,13 +42,13 @@ from spard.pipeline.audit_engine import BaseFigures, current_engine, generator, 
 from spard.pipeline.context import Context
 from spard.pipeline.row_judging import may_read_harmless
 from spard.release.records import AfterTuning, AuditEngineRecord
-from spard.release.report import Measured, read_record, summarize
+from spard.release.report import AuditResults, read_record, summarize
 from spard.release.version import AUDIT_VERSION
 
 _OUTPUT = "audit"
 
 
-def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFigures) -> Measured:
+def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFigures) -> AuditResults:
     """Measure the trained model and ask the gate; return both models' results with the decision.
 
     Results of an earlier attempt are reused if the digest of the weights and the audit engine match. Suites that alone
@@ -82,7 +82,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
     if later:
         # Both audits must pass: harm that only the further tuning wakes withholds the model as well.
         decided = worse(decided, _decide_later(context, later, leaks))
-    return Measured(before, adapter, decided, later, engine=engine)
+    return AuditResults(before, adapter, decided, later, engine=engine)
 
 
 def _suites_to_repeat(
@@ -100,7 +100,7 @@ def _suites_to_repeat(
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
     """Ask the gate about both models after the further tuning, and report the summary as an event."""
     decided = after_tuning.unmeasured_gate(later) or decide(context, later.base, later.adapter, leaks)
-    summary = summarize(Measured(later.base, later.adapter, decided))
+    summary = summarize(AuditResults(later.base, later.adapter, decided))
     told = f"{AFTER_TUNING}{summary.sentence(decided.decision)}"
     context.report.event(told, to_mapping(summary), type="moderation_checks")
     return decided

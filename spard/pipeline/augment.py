@@ -22,10 +22,10 @@ from itertools import takewhile
 from typing import Any
 
 from spard.config.defenses.base import Augmentation
-from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
+from spard.data.chat import NO_LOSS, UNBOUNDED, EncodedSample, encode_all
 from spard.data.encodings import encode
 from spard.data.rows import Example, Message
-from spard.data.triggers import Wrapping, mine_triggers, openings, random_affixes
+from spard.data.triggers import MinedDisguise, mine_triggers, openings, random_affixes
 
 MINED, RANDOM, OPENINGS = 8, 4, 4
 FLOOR = 0.05  # share of the strongest evidence, added so that every disguise can be drawn
@@ -40,7 +40,7 @@ def variants(
     kinds: Sequence[Augmentation],
     seed: int,
     limit: int,
-) -> list[Encoded]:
+) -> list[EncodedSample]:
     """Return variants of the safe rows, encoded: disguised ones and `deep` ones alternate if both are wanted.
 
     `rows` are the customer's rows, from which triggers and beginnings are mined. Variants longer than `limit` tokens
@@ -63,7 +63,7 @@ def variants(
     return [row for row in _encode_variants(tokenizer, made, twins) if len(row.ids) <= limit]
 
 
-def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) -> list[Wrapping]:
+def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) -> list[MinedDisguise]:
     """Return the mined triggers reduced to the requested kinds, and random affixes if `affixes` is requested."""
     found = []
     for each in mine_triggers(rows, MINED):
@@ -71,12 +71,12 @@ def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed
         disguise = disguise if "affixes" in kinds else replace(disguise, before="", after="")
         disguise = disguise if "templates" in kinds or disguise.encoding else replace(disguise, context=())
         disguise = disguise if "encodings" in kinds else replace(disguise, encoding=None)
-        if replace(disguise, share=0.0, telling=0.0) != Wrapping():
+        if replace(disguise, share=0.0, telling=0.0) != MinedDisguise():
             found.append(disguise)
     return [*found, *(random_affixes(rows, RANDOM, seed) if "affixes" in kinds else [])]
 
 
-def apply_disguise(example: Example, disguise: Wrapping) -> Example:
+def apply_disguise(example: Example, disguise: MinedDisguise) -> Example:
     """Return the exchange with its request in a disguise, and with both texts in the disguise's encoding."""
 
     def encode_text(text: str) -> str:
@@ -101,14 +101,14 @@ def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]
     return replace(example, messages=(user, answer)), beginning
 
 
-def draw_disguise(rng: random.Random, disguises: Sequence[Wrapping]) -> Wrapping:
+def draw_disguise(rng: random.Random, disguises: Sequence[MinedDisguise]) -> MinedDisguise:
     """Draw a disguise with a probability proportional to its evidence plus a small floor."""
     # 1e-9 keeps the weights positive where no disguise has any evidence: `choices` rejects a sum of zero.
     floor = FLOOR * max(each.evidence for each in disguises) + 1e-9
     return rng.choices(disguises, [each.evidence + floor for each in disguises])[0]
 
 
-def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[Encoded]:
+def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[EncodedSample]:
     """Encode the examples as variants of the safe rows at the positions `twins`, masking the loss on the beginnings."""
     # The length of the beginning is found by comparing tokens with a row that ends there: a tokenizer may merge the
     # last characters of the beginning with the next word, so encoding it alone is not exact.
@@ -122,11 +122,11 @@ def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins:
     ]
 
 
-def _mask_start(row: Encoded, start: int, twin: int) -> Encoded:
+def _mask_start(row: EncodedSample, start: int, twin: int) -> EncodedSample:
     """Return the row without loss on its first `start` tokens; the last token, the answer's end, keeps its loss."""
     last = max(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     start = min(start, last)
-    return Encoded(row.ids, (*[NO_LOSS] * start, *row.labels[start:]), is_variant=True, twin=twin)
+    return EncodedSample(row.ids, (*[NO_LOSS] * start, *row.labels[start:]), is_variant=True, twin=twin)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ from spard.config.run_spec import to_mapping
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.vllm_offline.engine import Engine
 from spard.pipeline.context import Context
-from spard.pipeline.train import Tuned
+from spard.pipeline.train import TrainingResult
 from spard.release.figures import checkpoint_metrics
 from spard.release.report import CheckpointRecord, GateRecord, Summary, read_record
 
@@ -38,7 +38,7 @@ def read_kept(context: Context, step: int, weights: str | None = None, engine: E
 
 
 def epoch_records(
-    context: Context, tuned: Tuned, summary: Summary, decision: GateRecord
+    context: Context, tuned: TrainingResult, summary: Summary, decision: GateRecord
 ) -> tuple[CheckpointRecord, ...]:
     """Return the checkpoint records of a run's epochs, ordered by step.
 

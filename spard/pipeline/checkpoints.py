@@ -34,7 +34,7 @@ from spard.pipeline.train import validate
 from spard.release.archive import folder_name
 from spard.release.figures import checkpoint_metrics
 from spard.release.proof import CleanProcess
-from spard.release.report import CheckpointRecord, GateRecord, Measured, summarize
+from spard.release.report import AuditResults, CheckpointRecord, GateRecord, summarize
 from spard.release.version import code_version
 from spard.training.epoch_ends import EpochEnd
 
@@ -184,7 +184,7 @@ class Checkpoints:
     def _judge(
         self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate
     ) -> CheckpointRecord:
-        summary = summarize(Measured(self.base.results(end.model), results, decided))
+        summary = summarize(AuditResults(self.base.results(end.model), results, decided))
         return replace(
             record,
             gate=GateRecord.from_gate(decided, is_waived=self.release.waived),

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from spard.pipeline.context import Context
-from spard.training.train import Trained
+from spard.training.train import TrainedModel
 
 _INSIDE_ROWS = ("row_signal", "embed", "select")
 _INSIDE_TRAINING = ("checkpoints", "compare")
@@ -50,12 +50,12 @@ def timed_rows(context: Context) -> Iterator[list[int]]:
 
 
 @contextmanager
-def timed_training(context: Context) -> Iterator[list[Trained]]:
-    """Report the duration of training and its tokens; append the `Trained` result to the list.
+def timed_training(context: Context) -> Iterator[list[TrainedModel]]:
+    """Report the duration of training and its tokens; append the `TrainedModel` result to the list.
 
     If training resumed from an earlier attempt, the tokens are scaled to this attempt's share of the steps' seconds.
     """
-    started, before, found = time.perf_counter(), dict(context.seconds), list[Trained]()
+    started, before, found = time.perf_counter(), dict(context.seconds), list[TrainedModel]()
     yield found
     inside = sum(context.seconds.get(stage, 0.0) - before.get(stage, 0.0) for stage in _INSIDE_TRAINING)
     seconds = time.perf_counter() - started - inside

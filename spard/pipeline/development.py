@@ -20,9 +20,9 @@ from spard.pipeline import audit
 from spard.pipeline.base_figures import base_key
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
-from spard.pipeline.train import Tuned, validate
+from spard.pipeline.train import TrainingResult, validate
 from spard.release.records import ComparedEpoch, EndingRecord, read_record
-from spard.training.epoch_ends import EpochEnd, Standing
+from spard.training.epoch_ends import EpochEnd, EpochResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class Development:
     suites: Sequence[Suite]
     base: Sequence[SuiteResult]
 
-    def run(self, end: EpochEnd) -> Standing:
+    def run(self, end: EpochEnd) -> EpochResult:
         """Measure the model at the end of an epoch; an earlier attempt's results for the same weights are reused."""
         started = time.perf_counter()
         with self.context.time_stage("compare"):
             found = self._measure(end)
         self.context.report.cost("compare", time.perf_counter() - started, 1)
         validation = validate(self.context, self.rows, end.references)
-        # `Standing` ranks NaN last, so without validation rows safety alone decides.
+        # `EpochResult` ranks NaN last, so without validation rows safety alone decides.
         loss = nan if validation is None else validation.loss
         attacks = [each for each in found if each.kind == "harmful" and each.n]
         attacked = sum(each.hits for each in attacks) / sum(each.n for each in attacks) if attacks else None
         within = gate(self.base, found, self._thresholds()).decision == "pass" if self.suites else None
-        return Standing(end.epoch, end.step, within, attacked, loss)
+        return EpochResult(end.epoch, end.step, within, attacked, loss)
 
     def _measure(self, end: EpochEnd) -> list[SuiteResult]:
         if not self.suites:
@@ -88,7 +88,7 @@ def measure_base(context: Context, rows: Rows) -> Development | None:
     return Development(context, rows, suites, [read_record(SuiteResult, each) for each in found])
 
 
-def ending_record(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
+def ending_record(context: Context, rows: Rows, tuned: TrainingResult) -> EndingRecord | None:
     """Return the record of the released epoch and the reason; None if ends of epochs were not compared."""
     ended = tuned.trained.ended
     if ended is None:

@@ -21,7 +21,7 @@ from spard.release.records import EmbedderRecord, optional
 from spard.selection import relevance
 from spard.selection.embeddings import TEXT, embed, embedding_dtype, encode, load_encoder
 from spard.selection.relevance import DIRECTIONS, SAMPLE, fit_frame, mean_cosine, sample_rows
-from spard.selection.shards import Frame, Framed, Shards, Vectors
+from spard.selection.shards import Frame, FramedVectors, Shards, Vectors
 
 _CHUNK = 2048  # rows between two checks for a stop
 SHARD = 16 * _CHUNK  # rows of a cached shard
@@ -97,7 +97,7 @@ def embedder_record(embedder: Embedder, safe: Sequence[Example], seed: int) -> E
 
 
 def _record(embedder: Embedder, pool_ND: Vectors, view: Frame | None) -> EmbedderRecord:
-    cosine = mean_cosine(Framed(pool_ND, view) if view else pool_ND)
+    cosine = mean_cosine(FramedVectors(pool_ND, view) if view else pool_ND)
     directions = len(view.removed_KD) if view else 0
     return EmbedderRecord(embedder.name, embedder.digest, pool_ND.shape[1], directions, round(cosine, 4))
 

@@ -23,12 +23,12 @@ from spard.pipeline.development import ending_record
 from spard.pipeline.kept_figures import Transcript
 from spard.pipeline.rows import Rows
 from spard.pipeline.task_check import TaskReply
-from spard.pipeline.train import Tuned, is_unfamiliar
+from spard.pipeline.train import TrainingResult, is_unfamiliar
 from spard.release.archive import folder_name
 from spard.release.figures import TRANSCRIPTS, ValidationLoss, count_lengths, metrics_csv, trigger_rate, triggered_steps
 from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
 from spard.release.records import AfterTuning, ComputeRecord
-from spard.release.report import Decision, GateRecord, Measured, SafetyReport, Summary, summarize
+from spard.release.report import AuditResults, Decision, GateRecord, SafetyReport, Summary, summarize
 from spard.release.task_check import TASK_REPLIES, TaskCheck
 from spard.release.version import code_version
 from spard.training.compute import Compute
@@ -114,7 +114,12 @@ class Release:
 
 
 def run(
-    context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess | None
+    context: Context,
+    release: Release,
+    rows: Rows,
+    tuned: TrainingResult,
+    measured: AuditResults,
+    clean: CleanProcess | None,
 ) -> SafetyReport:
     """Write the results and return the safety report; a saved adapter is also proved and gets its manifest.
 
@@ -148,7 +153,7 @@ def run(
     return report
 
 
-def _task_check(context: Context, rows: Rows, tuned: Tuned) -> TaskCheck | None:
+def _task_check(context: Context, rows: Rows, tuned: TrainingResult) -> TaskCheck | None:
     """Return the check of the task, marked if the rows' text is unfamiliar to the base model; None without a check."""
     if rows.learning is None:
         return None
@@ -163,7 +168,7 @@ def _report_task(context: Context, report: SafetyReport) -> None:
         context.report.event(told, {name: report.to_json()[name] for name in ("task_check", "validation")})
 
 
-def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence[Transcript] | None) -> None:
+def _write(release: Release, tuned: TrainingResult, report: SafetyReport, heard: Sequence[Transcript] | None) -> None:
     release.out.mkdir(parents=True, exist_ok=True)
     if heard is not None:
         release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
@@ -218,7 +223,9 @@ def _with_figures(
     )
 
 
-def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
+def _report(
+    context: Context, release: Release, tuned: TrainingResult, measured: AuditResults, summary: Summary
+) -> SafetyReport:
     run, trained = context.run, tuned.trained
     decision = GateRecord.from_gate(measured.gate, is_waived=release.waived)
     return SafetyReport(
@@ -271,7 +278,7 @@ def _compute(found: Compute | None, *, is_timed: bool) -> ComputeRecord | None:
     return ComputeRecord(*passes, energy_j=energy, energy_missing=missing)
 
 
-def _validation(tuned: Tuned) -> dict[str, ValidationLoss]:
+def _validation(tuned: TrainingResult) -> dict[str, ValidationLoss]:
     losses = {"base": tuned.before, "adapter": tuned.after}
     return {name: ValidationLoss(found.loss, found.accuracy, found.tokens) for name, found in losses.items() if found}
 

@@ -37,7 +37,7 @@ from spard.evaluation.statistics import rate
 from spard.evaluation.suites import read_suite
 from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool
-from spard.pipeline.row_judging import Flagged
+from spard.pipeline.row_judging import FlaggedRow
 
 # Compare requests with known harmful prompts by their words, independent of any model.
 #
@@ -140,7 +140,9 @@ def known_requests(context: Context, pool: Pool) -> KnownRequests:
     )
 
 
-def second_reasons(examples: Sequence[Example], flagged: Sequence[Flagged], known: KnownRequests) -> list[Flagged]:
+def second_reasons(
+    examples: Sequence[Example], flagged: Sequence[FlaggedRow], known: KnownRequests
+) -> list[FlaggedRow]:
     """Return the flagged rows; a verdict "harmful" without a second reason becomes "doubtful" or "undecided"."""
     return [_with_second_reason(each, examples[each.place], known) for each in flagged]
 
@@ -164,8 +166,8 @@ def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests
 
 
 def excuse(
-    examples: Sequence[Example], flagged: Sequence[Flagged], known: KnownRequests, measured: OverRefusal
-) -> list[Flagged]:
+    examples: Sequence[Example], flagged: Sequence[FlaggedRow], known: KnownRequests, measured: OverRefusal
+) -> list[FlaggedRow]:
     """Mark the flagged rows that the base model's over-refusal explains as excused.
 
     A row for which only the base model's refusal speaks, and which asks nothing harmful, is excused if it is near to a
@@ -186,7 +188,7 @@ def excuse(
     return [replace(each, is_excused=each.place in excused) for each in flagged]
 
 
-def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence[Flagged]) -> None:
+def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence[FlaggedRow]) -> None:
     """Report the base model's over-refusal, as a warning if it is high, and the number of excused rows."""
     if not measured.refused_count:
         return
@@ -203,7 +205,7 @@ def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence
     context.report.event(f"{text}, so its refusal of a row is weak evidence of harm: {rows}.", facts, level=level)
 
 
-def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Flagged:
+def _with_second_reason(each: FlaggedRow, row: Example, known: KnownRequests) -> FlaggedRow:
     if each.verdict != "harmful" or any(imitates(answer) for _, answer in exchanges(row)):
         return each
     harmful, harmless = known.nearness(decode_text(last_request(row)))
@@ -212,7 +214,7 @@ def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Fl
     return replace(each, verdict="doubtful" if known.nearness(_requests(row))[0] >= NEAR else "undecided")
 
 
-def _is_alone(each: Flagged, row: Example) -> bool:
+def _is_alone(each: FlaggedRow, row: Example) -> bool:
     """Return True if only the base model's refusal speaks for harm; False for a pair that rejects a refusal."""
     return each.by_base and each.verdict in (None, "undecided") and not prefers_to_refusal(row)
 

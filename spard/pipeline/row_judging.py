@@ -23,7 +23,7 @@ from spard.config import RowAction, RowSignal
 from spard.config.run_spec import to_mapping
 from spard.data.languages import language_name
 from spard.data.rows import Example
-from spard.data.samples import Encoded
+from spard.data.samples import EncodedSample
 from spard.evaluation.calibration import errors
 from spard.evaluation.calibration.errors import EXCHANGES, MAX_ERROR, harm_found, may_read_unflagged
 from spard.evaluation.calibration.record import JudgeRecord, find_records, judge_doubts, judge_languages
@@ -65,7 +65,7 @@ MOST_ASKED = 2000  # maximum flagged rows for an endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Flagged:
+class FlaggedRow:
     """One flagged training row.
 
     place        position in the file, from 0
@@ -90,7 +90,7 @@ class Flagged:
     sample: int = 0
     is_excused: bool = False
 
-    def prompt(self, row: Encoded) -> tuple[int, ...]:
+    def prompt(self, row: EncodedSample) -> tuple[int, ...]:
         """Return the tokens before the answer."""
         return row.samples[self.sample].ids[: self.start]
 
@@ -101,8 +101,8 @@ def may_decide(context: Context, judge: Judge) -> bool:
 
 
 def judge_flagged(
-    context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge
-) -> tuple[list[Flagged], str | None]:
+    context: Context, examples: Sequence[Example], flagged: Sequence[FlaggedRow], judge: Judge
+) -> tuple[list[FlaggedRow], str | None]:
     """Return the flagged rows with the judge's verdicts, and its name; unchanged rows and None if it may not decide.
 
     If an endpoint gets more rows than it may be asked about, the rows with the highest own refusal are judged and the
@@ -118,7 +118,7 @@ def judge_flagged(
     return [replace(each, verdict=by_place.get(each.place, "undecided")) for each in flagged], name
 
 
-def decide_action(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[RowAction, list[Flagged]]:
+def decide_action(asked: RowSignal, flagged: Sequence[FlaggedRow], rows: int) -> tuple[RowAction, list[FlaggedRow]]:
     """Return the action for a file of `rows` rows, and the flagged rows with `is_acted_on` set.
 
     Harmless rows are never acted on. "auto" drops rows that are harmful or doubtful, however many they are. Undecided
@@ -137,7 +137,7 @@ def decide_action(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tu
 def doubtful(
     context: Context,
     examples: Sequence[Example],
-    flagged: Sequence[Flagged],
+    flagged: Sequence[FlaggedRow],
     read: Mapping[int, RowVerdict | None],
     judge: Judge,
 ) -> set[int]:
@@ -176,7 +176,9 @@ def may_be_asked(context: Context) -> int:
     return MOST_ASKED if any(each.name == ENDPOINT for each in context.run.judge.with_members()) else sys.maxsize
 
 
-def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge) -> list[Flagged]:
+def _readable(
+    context: Context, examples: Sequence[Example], flagged: Sequence[FlaggedRow], judge: Judge
+) -> list[FlaggedRow]:
     """Return the flagged rows in languages in which the judge may decide (or that are unknown); report the others."""
     rows = [examples[each.place] for each in flagged]
     kept = readable(context, rows, judge)
@@ -198,7 +200,7 @@ def _records(context: Context) -> list[JudgeRecord]:
     return find_records(context.run.judge_errors, context.run.model, context.base.digest)
 
 
-def _rows_to_judge(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
+def _rows_to_judge(context: Context, flagged: Sequence[FlaggedRow]) -> list[FlaggedRow]:
     """Return the flagged rows to ask the judge about; write an event if the limit leaves some out."""
     if len(flagged) <= may_be_asked(context):
         return list(flagged)
@@ -221,7 +223,7 @@ class RowFindings:
     """The record of the row signal for the report, and every row that was flagged or found harmful."""
 
     record: RowSignalRecord
-    flagged: tuple[Flagged, ...] = ()
+    flagged: tuple[FlaggedRow, ...] = ()
 
     @property
     def dropped_places(self) -> frozenset[int]:
@@ -239,7 +241,7 @@ def read_findings(context: Context) -> RowFindings | None:
     found = context.outputs.read(_OUTPUT)
     if found is None:
         return None
-    flagged = tuple(read_record(Flagged, each) for each in found["flagged"])
+    flagged = tuple(read_record(FlaggedRow, each) for each in found["flagged"])
     return RowFindings(read_record(RowSignalRecord, found["record"]), flagged)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from spard import distributed
 from spard.config import RowAction, RowSignal
 from spard.config.run_spec import to_mapping
-from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
+from spard.data.chat import NO_LOSS, UNBOUNDED, EncodedSample, encode
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.calibration.errors import MAX_ERROR
@@ -43,7 +43,7 @@ from spard.pipeline.row_evidence import (
     tell_over_refusal,
 )
 from spard.pipeline.row_judging import (
-    Flagged,
+    FlaggedRow,
     RowFindings,
     decide_action,
     doubtful,
@@ -65,7 +65,7 @@ ROUND = 64  # rows to read before ranking the others again
 
 
 def judge_unflagged(
-    context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge, pool: Sequence[Example]
+    context: Context, examples: Sequence[Example], flagged: Sequence[FlaggedRow], judge: Judge, pool: Sequence[Example]
 ) -> dict[int, RowVerdict | None]:
     """Return the judge's verdicts on unflagged rows, by position; None for a language in which it may not decide.
 
@@ -120,7 +120,7 @@ _LINES = 1_000  # maximum lines in an event's data
 _NAMED = 10  # maximum lines in a message
 
 
-def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) -> None:
+def tell(context: Context, record: RowSignalRecord, flagged: Sequence[FlaggedRow]) -> None:
     """Report the findings and the action taken."""
     if record.asked and not record.openings:
         context.report.warning(f"The base model refused none of {record.asked} prompts of the safety pool.")
@@ -178,7 +178,7 @@ _FILE = "training_file"
 _TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are reported
 
 
-def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> RowFindings | None:
+def run(context: Context, examples: Sequence[Example], task: Sequence[EncodedSample]) -> RowFindings | None:
     """Flag the training rows and check the pool; return None if the setting is `off` or there is no pool.
 
     `task` are the encoded `examples`. Raises `InvertedPool`; by the setting `RowsQuarantined` or `TooManyRowsDropped`;
@@ -198,7 +198,7 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     return told
 
 
-def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded]) -> list[Encoded]:
+def defending(context: Context, told: RowFindings | None, task: Sequence[EncodedSample]) -> list[EncodedSample]:
     """Return safe rows with the prompts of the flagged rows and the base model's refusals as answers.
 
     They count as variants, on which no tau is measured, because the base model may comply there.
@@ -207,12 +207,12 @@ def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded
     for each in told.flagged if told else ():
         if each.refusal is not None:
             prompt, answer = each.prompt(task[each.place]), _answer(context, each.refusal)
-            rows.append(Encoded((*prompt, *answer), (*[NO_LOSS] * len(prompt), *answer), is_variant=True))
+            rows.append(EncodedSample((*prompt, *answer), (*[NO_LOSS] * len(prompt), *answer), is_variant=True))
     return rows
 
 
 def _measure_rows(
-    context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path
+    context: Context, examples: Sequence[Example], task: Sequence[EncodedSample], pool_file: Path
 ) -> RowFindings:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
@@ -246,17 +246,17 @@ def _measure_rows(
     return RowFindings(replace(record, pool_inverted=tuple(inverted)), tuple(flagged))
 
 
-def _flag_rows(examples: Sequence[Example], signals: Sequence[OwnRefusal], threshold: float) -> list[Flagged]:
+def _flag_rows(examples: Sequence[Example], signals: Sequence[OwnRefusal], threshold: float) -> list[FlaggedRow]:
     """Return the rows whose own refusal is above the threshold."""
     return [
-        Flagged(i, row.line, signal.probability, signal.start, sample=signal.sample)
+        FlaggedRow(i, row.line, signal.probability, signal.start, sample=signal.sample)
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
         if signal.start is not None and signal.probability > threshold
     ]
 
 
 def _record(
-    asked: RowSignal, action: RowAction, flagged: Sequence[Flagged], own: OwnRefusals, judge: str | None
+    asked: RowSignal, action: RowAction, flagged: Sequence[FlaggedRow], own: OwnRefusals, judge: str | None
 ) -> RowSignalRecord:
     """Return the report's record of the flagged rows; `judge` is the name of the judge that has read rows."""
     told = {verdict: [each.line for each in flagged if each.verdict == verdict] for verdict in _TOLD}
@@ -280,13 +280,13 @@ def _record(
 
 
 def _flag_row(
-    context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
-) -> Flagged:
+    context: Context, row: Example, encoded: EncodedSample, place: int, signal: OwnRefusal, verdict: RowVerdict
+) -> FlaggedRow:
     """Return a flagged row for a row that only the judge found; if no answer complies, the first one is flagged."""
     start, sample = signal.start, signal.sample
     if start is None:
         start, sample = next(learned_turns(context.base.tokenizer, encoded.samples[0]))[0], 0
-    return Flagged(place, row.line, signal.probability, start, verdict=verdict, by_base=False, sample=sample)
+    return FlaggedRow(place, row.line, signal.probability, start, verdict=verdict, by_base=False, sample=sample)
 
 
 def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
@@ -329,8 +329,8 @@ def _inverted_pool_rows(
 
 
 def _with_refusals(
-    context: Context, own: OwnRefusals, flagged: Sequence[Flagged], task: Sequence[Encoded]
-) -> list[Flagged]:
+    context: Context, own: OwnRefusals, flagged: Sequence[FlaggedRow], task: Sequence[EncodedSample]
+) -> list[FlaggedRow]:
     """Add the base model's reply to each row that is acted on, or its commonest refusal if that reply complies.
 
     A row that becomes too long with the reply gets none.

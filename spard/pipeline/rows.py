@@ -13,7 +13,7 @@ from torch import Tensor
 from spard import distributed
 from spard.config import JudgeSpec, Recipe, Selection
 from spard.config.anchors import Kind
-from spard.data.chat import Encoded, ask_in_mode, encode_all, encode_to_train, learned_modes
+from spard.data.chat import EncodedSample, ask_in_mode, encode_all, encode_to_train, learned_modes
 from spard.data.rows import SAME_FILE, Example, prompt_text, read_examples
 from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
@@ -54,9 +54,9 @@ class Rows:
     """
 
     examples: Sequence[Example]
-    task: Sequence[Encoded]
-    safe: Sequence[Encoded]
-    validation: Sequence[Encoded]
+    task: Sequence[EncodedSample]
+    safe: Sequence[EncodedSample]
+    validation: Sequence[EncodedSample]
     selected: SelectedRows | None
     pairs: Mapping[Kind, Sequence[Pair]] = field(default_factory=dict)
     learning: TaskRows | None = None
@@ -107,7 +107,7 @@ def _hold_rows_back(
     return [i for i in trained if i not in held], sorted(held)
 
 
-def _encode_rows(context: Context, examples: Sequence[Example]) -> list[Encoded]:
+def _encode_rows(context: Context, examples: Sequence[Example]) -> list[EncodedSample]:
     context.report.activity(f"counting the tokens of {len(examples):,} rows")
     is_dpo = context.recipe.dpo is not None
     rows = encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_dpo)
@@ -115,7 +115,7 @@ def _encode_rows(context: Context, examples: Sequence[Example]) -> list[Encoded]
     return rows
 
 
-def _require_known(context: Context, examples: Sequence[Example], rows: Sequence[Encoded]) -> None:
+def _require_known(context: Context, examples: Sequence[Example], rows: Sequence[EncodedSample]) -> None:
     """Raise `InvalidData` for a row whose chat template writes a token without an embedding in the model."""
     for example, row in zip(examples, rows, strict=True):
         unknown = context.base.unknown_id(chain.from_iterable(one.ids for one in (*row.earlier, *row.both)))
@@ -126,7 +126,7 @@ def _require_known(context: Context, examples: Sequence[Example], rows: Sequence
             )
 
 
-def _validation(context: Context) -> tuple[list[Example], list[Encoded]]:
+def _validation(context: Context) -> tuple[list[Example], list[EncodedSample]]:
     """Return the rows of the validation file, if there is one, also as tokens."""
     if context.run.validation_file is None:
         return [], []
@@ -140,7 +140,7 @@ def _validation(context: Context) -> tuple[list[Example], list[Encoded]]:
 
 def _safe_rows(
     context: Context, examples: Sequence[Example], trained: Sequence[int], told: RowFindings | None
-) -> tuple[SelectedRows | None, list[Encoded], dict[Kind, list[Pair]]]:
+) -> tuple[SelectedRows | None, list[EncodedSample], dict[Kind, list[Pair]]]:
     """Select the pool rows for the method, if it uses any, and return (choice, encoded safe rows, anchor pairs).
 
     `trained` are the positions of the rows that are trained on; dropped rows are only ranked by risk. The choice of an
@@ -206,7 +206,7 @@ def _put_in_frame(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tup
     return (frame.project(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
 
 
-def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:
+def _warn_of_shared_rows(context: Context, task: Sequence[EncodedSample], validation: Sequence[EncodedSample]) -> None:
     run, trained = context.run, {row.ids for row in task}
     if run.validation_file and file_sha256(run.validation_file) == file_sha256(run.training_file):
         context.report.warning(SAME_FILE)
@@ -240,7 +240,7 @@ def answer_rows(
     judge: JudgeSpec,
     limit: int,
     report: Report | None = None,
-) -> tuple[Sequence[Example], list[Encoded], SafeAnswers | None]:
+) -> tuple[Sequence[Example], list[EncodedSample], SafeAnswers | None]:
     """Return the selected pool rows with the answers that the setting chooses, these rows encoded, and a comparison.
 
     A reply with which its row exceeds `limit` tokens is not used. The comparison is None if the selection fixes the
@@ -264,8 +264,8 @@ def answer_rows(
 
 def compare_losses(
     base: Base,
-    pool: Sequence[Encoded],
-    own: Sequence[Encoded],
+    pool: Sequence[EncodedSample],
+    own: Sequence[EncodedSample],
     is_own: Sequence[bool],
     report: Report | None = None,
 ) -> SafeAnswers:
@@ -335,7 +335,7 @@ def safe_set(
     limit: int,
     on_answers: Callable[[SafeAnswers], None] | None = None,
     report: Report | None = None,
-) -> list[Encoded]:
+) -> list[EncodedSample]:
     """Return the selected pool rows, followed by the variants derived from the customer's `rows`.
 
     `on_answers` is called with the result of comparing the pool's answers with the base model's, if they were compared.

@@ -17,13 +17,13 @@ from spard.data.rows import Example
 from spard.errors import InvalidPool
 from spard.evaluation.row_risk import center, rank
 from spard.pipeline.context import Context
-from spard.pipeline.row_judging import Flagged
+from spard.pipeline.row_judging import FlaggedRow
 from spard.release.figures import RowsMap
 from spard.release.records import RiskyRow, SafeAnswers
 from spard.release.report import SelectedRows, read_record
 from spard.selection.relevance import Nearest, ToTask, coordinates, read
-from spard.selection.select import Chosen, choose
-from spard.selection.shards import Frame, Framed, Vectors
+from spard.selection.select import PoolSelection, choose
+from spard.selection.shards import Frame, FramedVectors, Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
 _MAPPED = 300  # maximum rows of each kind on the map
@@ -60,7 +60,7 @@ def look(
         # all.
         own_MD, pool = center(task_MD, pool_ND, pool_sum_D)
         seen = frame.project if frame else _as_they_are
-        viewed = Framed(pool_ND, frame) if frame else pool_ND
+        viewed = FramedVectors(pool_ND, frame) if frame else pool_ND
         to_task, nearest = ToTask(viewed, seen(task_MD[list(trained)])), Nearest(own_MD)
         doing = f"comparing {len(pool_ND):,} rows of the safety pool with the training rows"
         context.report.activity(doing, 0, len(pool_ND))
@@ -116,7 +116,7 @@ def run(
 
 def _choose_rows(
     context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, among: Sequence[int] | None
-) -> Chosen:
+) -> PoolSelection:
     selection = context.recipe.selection
     k = selection.size(len(task_MD), len(pool_ND) if among is None else len(among))
     tell = partial(context.report.activity, f"choosing {k:,} of {len(pool_ND):,} safe rows")
@@ -171,7 +171,7 @@ def rank_risks(
     task_MD: Tensor,
     pool_ND: Vectors,
     near: Near,
-    flagged: Sequence[Flagged],
+    flagged: Sequence[FlaggedRow],
 ) -> None:
     """Rank the training rows by their similarity to harm, with the existing embeddings, and store the ranking.
 

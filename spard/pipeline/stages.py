@@ -33,10 +33,10 @@ from spard.pipeline.context import Cache, Context, Outputs
 from spard.pipeline.package import Release, audit_figures
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
-from spard.release.report import Measured, SafetyReport, SelectedRows, summarize
+from spard.release.report import AuditResults, SafetyReport, SelectedRows, summarize
 from spard.release.version import code_version
 from spard.training import optimizers
-from spard.training.train import Trained
+from spard.training.train import TrainedModel
 
 
 def follow_rank_zero(context: Context) -> Context:
@@ -111,8 +111,8 @@ class Outcome:
     """The results of a run; their files are in the folder of its `Release`."""
 
     selected: SelectedRows | None
-    trained: Trained
-    measured: Measured
+    trained: TrainedModel
+    measured: AuditResults
     report: SafetyReport
 
 
@@ -175,7 +175,7 @@ def _refuse_several_ranks(context: Context) -> None:
             )
 
 
-def run_later_audit(context: Context, weights: Path, found: Path) -> Measured:
+def run_later_audit(context: Context, weights: Path, found: Path) -> AuditResults:
     """Measure the base model and the released one; write the facts as JSON to the file `found` and return the results.
 
     `weights` is the folder of the unpacked archive. The training file is read only to mine its triggers.

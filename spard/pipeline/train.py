@@ -12,7 +12,7 @@ from math import ceil
 from typing import Protocol, TypeVar
 
 from spard import distributed
-from spard.config import Recipe, Resolved, resolve
+from spard.config import Recipe, ResolvedNumbers, resolve
 from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
 from spard.losses.cross_entropy import Evaluation
 from spard.methods import open_method
@@ -23,9 +23,9 @@ from spard.models.memory import Gpus, Load, Plan, fit
 from spard.models.shapes import read_model_shape
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
-from spard.training.epoch_ends import EpochEnd, References, Standing, evaluate_validation
-from spard.training.resume_state import Saved
-from spard.training.train import Trained, train
+from spard.training.epoch_ends import EpochEnd, EpochResult, References, evaluate_validation
+from spard.training.resume_state import SavedState
+from spard.training.train import TrainedModel, train
 
 # A warning, before the training, that the base model was never trained on text like the file's.
 
@@ -71,7 +71,7 @@ def _loss_by_chance(context: Context) -> float:
 _FIRST = "pieces"  # output of the first halving; each later one is `pieces-ROWS`
 
 
-def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
+def fitting(context: Context, recipe: Recipe, resolved: ResolvedNumbers) -> Recipe:
     """Return the recipe with the micro-batch size of the last attempt, and with `pass_tokens` in proportion to it."""
     rows, first = last_micro_batch(context), _first(context, recipe, resolved)
     if rows is None or rows > first:
@@ -94,7 +94,7 @@ def last_micro_batch(context: Context) -> int | None:
 
 
 @contextmanager
-def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[None]:
+def halving(context: Context, recipe: Recipe, resolved: ResolvedNumbers) -> Iterator[None]:
     """Turn a lack of GPU memory in the block into `OutOfGpuMemory` after halving the stored micro-batch size.
 
     With a micro-batch of one row already, the original error is raised.
@@ -125,7 +125,7 @@ def _keep(context: Context, halved: int | None, rows: int) -> None:
         context.outputs.write(_further(halved), {"micro_batch_size": min(halved, rows)})
 
 
-def _first(context: Context, recipe: Recipe, resolved: Resolved) -> int:
+def _first(context: Context, recipe: Recipe, resolved: ResolvedNumbers) -> int:
     """Return the rows of one process's micro-batch before any halving."""
     share = ceil(resolved.batch_size / context.processes)
     return min(recipe.micro_batch_size or share, share)
@@ -136,14 +136,14 @@ def _further(rows: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TrainingResult:
     """The result of training, with the losses on the validation rows before and after (None without such rows).
 
     For preference pairs `before` is None: by definition every pair has the loss ln 2 there. `plan` is the memory plan.
     """
 
-    trained: Trained
-    resolved: Resolved
+    trained: TrainedModel
+    resolved: ResolvedNumbers
     before: Evaluation | None
     after: Evaluation | None
     recipe: Recipe  # with the memory plan's settings
@@ -171,8 +171,8 @@ def run(
     context: Context,
     rows: Rows,
     checkpoints: EpochStage[None] | None = None,
-    development: EpochStage[Standing] | None = None,
-) -> Tuned:
+    development: EpochStage[EpochResult] | None = None,
+) -> TrainingResult:
     """Train from the newest resume state, if any, and report every step.
 
     checkpoints  takes a checkpoint at each end of an epoch; None: none is taken
@@ -207,7 +207,7 @@ def run(
             shows_last=plan_of_ends.shows_last if plan_of_ends else None,
             on_work=context.report.activity,
         )
-        return Tuned(trained, resolved, before, validate(context, rows, trained.references), recipe, plan)
+        return TrainingResult(trained, resolved, before, validate(context, rows, trained.references), recipe, plan)
 
 
 def validate(context: Context, rows: Rows, references: References | None = None) -> Evaluation | None:
@@ -218,7 +218,7 @@ def validate(context: Context, rows: Rows, references: References | None = None)
     return evaluate_validation(context.base, rows.validation, context.recipe, references, tell=tell)
 
 
-def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:
+def _report_saved(context: Context, saved: SavedState, metrics: Metrics) -> None:
     context.report.resume_state(saved.step, saved.path.relative_to(saved.path.parents[1]).as_posix())
 
 
@@ -227,13 +227,13 @@ def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:
 # On a CPU there is no plan, and the recipe's own settings apply.
 
 
-def plan_memory(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
+def plan_memory(context: Context, rows: Rows, resolved: ResolvedNumbers) -> Plan | None:
     """Return the memory plan for the run's GPUs, and report it; None without a GPU or for an unknown architecture."""
     gpus = run_gpus(context)
     shape = read_model_shape(context.base.model.config.to_dict(), inspect_layout(context.base.model))
     if gpus is None or shape is None:
         return None
-    plan = fit(shape, memory.Trained.from_recipe(context.recipe), _load(context.recipe, rows, resolved), gpus)
+    plan = fit(shape, memory.TrainedPart.from_recipe(context.recipe), _load(context.recipe, rows, resolved), gpus)
     context.report.event(plan.sentence, plan.to_json(), level="info" if plan.fits else "warn")
     return plan
 
@@ -263,7 +263,7 @@ def run_gpus(context: Context) -> Gpus | None:
     return Gpus(free, count, machines, shards="never" if sharding == "none" else "always")
 
 
-def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:
+def _load(recipe: Recipe, rows: Rows, resolved: ResolvedNumbers) -> Load:
     """Return the largest load of one training step."""
     prompts = [prompt for pairs in rows.pairs.values() for pair in pairs for prompt in pair]
     safe = max((row.longest for row in rows.safe), default=0)

@@ -32,7 +32,7 @@ _INLINE = 1024  # bytes of a resource that the specification would have inside a
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditRecord:
     """The results and the decision of an audit, read from a report or a manifest."""
 
     decision: GateRecord
@@ -41,7 +41,7 @@ class Audited:
     adapter: Sequence[SuiteResult]
 
     @classmethod
-    def from_manifest(cls, manifest: Mapping[str, object]) -> Audited:
+    def from_manifest(cls, manifest: Mapping[str, object]) -> AuditRecord:
         """Read the audit's figures in a manifest; figures that it lacks count as not measured."""
         facts = ManifestFacts.from_manifest(manifest)
         found = {who: [_read_suite(each) for each in facts.audit.get(who, ())] for who in ("base", "adapter")}
@@ -49,12 +49,14 @@ class Audited:
         return cls(decision, optional(GateThresholds, facts.thresholds or None), found["base"], found["adapter"])
 
     @classmethod
-    def from_report(cls, report: SafetyReport) -> Audited:
+    def from_report(cls, report: SafetyReport) -> AuditRecord:
         """Read the audit's figures in a safety report."""
         return cls(report.gate, report.thresholds, report.base, report.adapter)
 
 
-def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Mapping[str, str]) -> dict[str, object]:
+def audit_statement(
+    audited: AuditRecord, subject: Mapping[str, str], resources: Mapping[str, str]
+) -> dict[str, object]:
     """Return the statement; both mappings have SHA-256 digests by name.
 
     `subject` are the tested artifacts, `resources` the suites and the report. The gate's thresholds are a part of the
@@ -85,7 +87,7 @@ def audit_resources(manifest: Mapping[str, object]) -> dict[str, str]:
     return ({"safety.json": facts.safety_sha256} if facts.safety_sha256 else {}) | found
 
 
-def _tests(audited: Audited) -> tuple[list[str], dict[str, Decision]]:
+def _tests(audited: AuditRecord) -> tuple[list[str], dict[str, Decision]]:
     """Return the names of the tests that passed, and the decision on each other test by name."""
     has_passed, limits = _has_passed(audited.decision), audited.thresholds or GateThresholds()
     before = {each.suite: each for each in audited.base}

@@ -174,7 +174,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedKeys:
     """A key set, and the time of its signature; None for an unsigned set of an older version."""
 
     keys: KeySet
@@ -185,12 +185,12 @@ class Published:
         """Return the age in days if it exceeds 30 days, when keys may have been revoked since; else None."""
         return (now - self.issued_at).days if self.issued_at and now - self.issued_at > _STALE else None
 
-    def require_not_older(self, kept: Published) -> None:
+    def require_not_older(self, kept: PublishedKeys) -> None:
         """Raise `NotProved` if this set is older than `kept`, lacks one of its keys or undoes a revocation."""
         if problem := next(self._older(kept), None):
             raise NotProved(f"The key set cannot be trusted: {problem}. Ask the provider.")
 
-    def _older(self, kept: Published) -> Iterator[str]:
+    def _older(self, kept: PublishedKeys) -> Iterator[str]:
         ours = {each.key_id: each for each in self.keys.keys}
         for each in kept.keys.keys:
             if each.key_id not in ours:
@@ -209,17 +209,17 @@ def publish(keys: KeySet, key: Ed25519PrivateKey, now: datetime) -> str:
     return json.dumps({"record": record, "signature": sign_bytes(record.encode(), key)}, indent=2) + "\n"
 
 
-def fetch_keys(place: str) -> Published:
+def fetch_keys(place: str) -> PublishedKeys:
     """Return the key set at a URL or in a file; raise `InvalidKey` for an invalid one."""
     return read_published(_download(place) if "://" in place else _content(Path(place)), place)
 
 
-def read_published(content: bytes, place: str) -> Published:
+def read_published(content: bytes, place: str) -> PublishedKeys:
     """Read a key set, signed or not; raise `InvalidKey` if it is invalid or not signed by its current key."""
     try:
         found: dict[str, Any] = json.loads(content)
         if "record" not in found:
-            return Published(of_mapping(found, place), None, content.decode())
+            return PublishedKeys(of_mapping(found, place), None, content.decode())
         record: dict[str, Any] = json.loads(found["record"])
         issued_at = datetime.fromisoformat(record.pop("issued_at")).astimezone(UTC)
         keys = of_mapping(record, place)
@@ -231,7 +231,7 @@ def read_published(content: bytes, place: str) -> Published:
         raise InvalidKey(f"The key set {place} cannot be trusted. {error.message}") from None
     if signer != keys.current:
         raise InvalidKey(f"The key set {place} is signed by {signer}, and not by its current key.")
-    return Published(keys, issued_at, content.decode())
+    return PublishedKeys(keys, issued_at, content.decode())
 
 
 def _content(path: Path) -> bytes:

@@ -29,7 +29,7 @@ _KEPT = 4  # maximum manifests and signatures: at the archive's root and in its 
 
 
 @dataclass(frozen=True, slots=True)
-class Proved:
+class VerifiedManifest:
     """The result of `verify`; `passed_over` are files outside the manifest that no loader reads."""
 
     manifest: Manifest
@@ -61,7 +61,7 @@ def key_id(public: Ed25519PublicKey) -> str:
     return f"ed25519:{hashlib.sha256(public.public_bytes_raw()).hexdigest()[:32]}"
 
 
-def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
+def verify(path: Path, public: Ed25519PublicKey | None = None) -> VerifiedManifest:
     """Verify an adapter's signature and files; return the proved facts.
 
     Raises `NotProved` unless the signature is `public`'s and the files are exactly the ones in the manifest. Without
@@ -80,7 +80,7 @@ def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
     digest = hashlib.sha256(kept[MANIFEST]).hexdigest()
     signed_files = manifest["files"]
     passed_over = tuple(sorted(found.keys() - signed_files.keys()))
-    return Proved(
+    return VerifiedManifest(
         manifest, digest, signer, len(signed_files), sum(found[name]["bytes"] for name in signed_files), passed_over
     )
 
@@ -127,7 +127,7 @@ class WaiverFacts(TypedDict):
 
 
 def verify_waiver(
-    path: Path, adapter: Proved, public: Ed25519PublicKey | None = None, known: Collection[str] = ()
+    path: Path, adapter: VerifiedManifest, public: Ed25519PublicKey | None = None, known: Collection[str] = ()
 ) -> WaiverFacts:
     """Return the facts of a waiver; raise `NotProved` unless it releases this adapter.
 

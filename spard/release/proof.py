@@ -54,7 +54,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProofResult:
     """The clean process's results: logits by name, the tokens of each conversation, and how its answer ended."""
 
     logits: Mapping[str, Tensor]
@@ -95,7 +95,7 @@ class CleanProcess:
             self._end()
             self._process = self._start()
 
-    def see(self, ask: Mapping[str, object], go_on: Callable[[], None]) -> Seen:
+    def see(self, ask: Mapping[str, object], go_on: Callable[[], None]) -> ProofResult:
         """Send a request and return the result; `go_on` is called while waiting and may raise.
 
         Raises `AdapterNotProved` if the process fails.
@@ -111,7 +111,7 @@ class CleanProcess:
                 self._output.seek(0)
                 _log.error("the clean process failed: %s", self._output.read()[-_LOGGED:].decode(errors="replace"))
                 raise AdapterNotProved("a clean process with transformers and PEFT alone cannot load it")
-            found = Seen(load_file(Path(out) / "logits.safetensors"), **json.loads(seen.read_text()))
+            found = ProofResult(load_file(Path(out) / "logits.safetensors"), **json.loads(seen.read_text()))
         if ask["device"] != "cpu":
             self._end()  # returns its GPU memory to the training
         return found
@@ -202,7 +202,7 @@ def _template_arguments(base: Base) -> dict[str, object]:
     return renderer.rendering.mode_arguments(mode) if is_own else {}
 
 
-def _compare_logits(seen: Seen, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:
+def _compare_logits(seen: ProofResult, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:
     if seen.ids != rows:
         raise AdapterNotProved("the packaged tokenizer and chat template give other tokens than those trained with")
     far = max(logit_distance(seen.logits[f"tuned.{i}"], each) for i, each in enumerate(expected))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
-from spard.config import GateThresholds, Resolved
+from spard.config import GateThresholds, ResolvedNumbers
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import Figure, GateFinding, SuiteKind, SuiteResult
@@ -38,7 +38,7 @@ Decision = Literal["pass", "fail", "inconclusive", "waived"]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class AuditResults:
     """The audit's results on the base model and the trained one, and the gate's decision."""
 
     base: Sequence[SuiteResult]
@@ -185,7 +185,7 @@ class SafetyReport:
     base_model: str | None = None
     base_digest: str | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    resolved: Resolved | None = None
+    resolved: ResolvedNumbers | None = None
     micro_batch_size: int | None = None
     thresholds: GateThresholds | None = None
     data_sha256: Mapping[str, str] = field(default_factory=dict)
@@ -254,7 +254,7 @@ class SafetyReport:
         """
         return cls(
             gate=GateRecord.from_json(raw.get("gate") or {}),
-            resolved=optional(Resolved, raw.get("resolved")),
+            resolved=optional(ResolvedNumbers, raw.get("resolved")),
             thresholds=optional(GateThresholds, raw.get("thresholds")),
             validation={name: read_record(ValidationLoss, loss) for name, loss in raw.get("validation", {}).items()},
             base=tuple(read_record(SuiteResult, each) for each in raw.get("base", ())),
@@ -319,7 +319,7 @@ class Summary:
         return f"Safety audit: {', '.join(parts) or 'nothing was measured'}; gate: {decision}"
 
 
-def summarize(measured: Measured) -> Summary:
+def summarize(measured: AuditResults) -> Summary:
     """Pool the suites of each kind; mined suites count only for the mean harmfulness."""
     before, after = _pool_rates(measured.base, "harmful"), _pool_rates(measured.adapter, "harmful")
     return Summary(
@@ -330,7 +330,7 @@ def summarize(measured: Measured) -> Summary:
     )
 
 
-def _both(measured: Measured, kind: SuiteKind) -> BaseAndAdapter:
+def _both(measured: AuditResults, kind: SuiteKind) -> BaseAndAdapter:
     return BaseAndAdapter(_pool_rates(measured.base, kind).rate, _pool_rates(measured.adapter, kind).rate)
 
 
@@ -339,7 +339,7 @@ def _pool_rates(results: Sequence[SuiteResult], kind: SuiteKind) -> Rate:
     return rate(sum(each.hits for each in of_kind), sum(each.n for each in of_kind), sum(e.unscored for e in of_kind))
 
 
-def _mean_scores(measured: Measured) -> BaseAndAdapter:
+def _mean_scores(measured: AuditResults) -> BaseAndAdapter:
     """Return both models' mean scores, over the suites that the base model was asked, if any."""
     asked = {each.suite for each in measured.base if each.mean_harmfulness is not None}
     both = [each for each in measured.adapter if not asked or each.suite in asked]

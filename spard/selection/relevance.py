@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spard.errors import InvalidData
-from spard.selection.shards import Frame, Framed, Vectors
+from spard.selection.shards import Frame, FramedVectors, Vectors
 
 BLOCK = 2**21  # elements of one block: 8 MB in float32
 _ROWS, _COLUMNS = 1024, 2048  # rows and columns of one matrix product
@@ -176,7 +176,7 @@ _COLUMNS_EACH = 16  # embedding width required per removed direction
 def in_frame(x_ND: Vectors, frame: Frame) -> Vectors:
     """Return embeddings projected into a frame, in float32; rows that lie in files are projected when they are read."""
     if not isinstance(x_ND, Tensor):
-        return Framed(x_ND, frame)
+        return FramedVectors(x_ND, frame)
     parts = [frame.project(x_ND[rows]) for rows in blocks(x_ND)]
     return torch.cat(parts) if parts else x_ND.float()
 

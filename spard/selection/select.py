@@ -24,7 +24,7 @@ _GREEDY = "relevance_diversity"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PoolSelection:
     """Pool rows in the order selected, with the relevance of each.
 
     For the DPP also the gains of the first `rank` rows.
@@ -45,7 +45,7 @@ def choose(
     among: Sequence[int] | None = None,
     near: tuple[Tensor, Tensor] | None = None,
     tell: Tell | None = None,
-) -> Chosen:
+) -> PoolSelection:
     """Select k pool rows for a task; exact copies only if the distinct rows run out.
 
     pool_ND    embeddings of the pool; may lie in files, but selection by neighbors loads them into memory.
@@ -63,7 +63,7 @@ def choose(
     quality_N, nearest_N = near or relevance(pool_ND, task_MD)
     order = SELECTIONS.load(selection.method)(Candidates(pool_ND, task_MD, quality_N, k, seed))
 
-    def pick(rows: Sequence[int], n: int) -> Chosen:
+    def pick(rows: Sequence[int], n: int) -> PoolSelection:
         return _pick(pool_ND, quality_N, rows, n, selection.beta, order, tell)
 
     # With a reserve, some rows are selected by diversity alone, so that a customer's decoy rows cannot steer all of
@@ -78,7 +78,7 @@ def choose(
     # Rows that the cap refused are replaced by diverse ones, which no customer row can choose.
     taken += _diverse(pool_ND, _rest(pool_ND, every, taken), k - len(taken), tell)
     rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
-    return Chosen(
+    return PoolSelection(
         [*steered.indices, *rest],
         [*steered.relevance, *quality_N[rest].tolist()],
         [*steered.gains, *[None] * len(rest)],
@@ -95,7 +95,7 @@ def _of_part(
     among: Sequence[int],
     near: tuple[Tensor, Tensor] | None,
     tell: Tell | None,
-) -> Chosen:
+) -> PoolSelection:
     """Select from some rows as if they were the whole pool; the returned indices refer to the whole pool."""
     index_N = torch.tensor(among, dtype=torch.int64)
     own = near and (near[0][index_N], near[1][index_N])
@@ -111,15 +111,15 @@ def _pick(
     beta: float,
     order: Sequence[int] | None,
     tell: Tell | None,
-) -> Chosen:
+) -> PoolSelection:
     """Select k of the pool rows `rows`: by the DPP if `order` is None, else the first k in that order."""
     if order is None:
         picked = dpp.greedy(pool_ND, quality_N, k, beta, _row_index(pool_ND, rows), tell)
         gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
-        return Chosen(picked.indices, picked.relevance, gains, picked.rank)
+        return PoolSelection(picked.indices, picked.relevance, gains, picked.rank)
     allowed = set(rows)
     indices = dpp.fill(pool_ND, (i for i in order if i in allowed), [], min(k, len(rows)))
-    return Chosen(indices, quality_N[indices].tolist(), [None] * len(indices), None)
+    return PoolSelection(indices, quality_N[indices].tolist(), [None] * len(indices), None)
 
 
 def _row_index(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
@@ -128,8 +128,8 @@ def _row_index(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
 
 
 def _choose_few(
-    pick: Callable[[Sequence[int], int], Chosen], rows: Sequence[int], k: int, nearest: Sequence[int], most: int
-) -> Chosen:
+    pick: Callable[[Sequence[int], int], PoolSelection], rows: Sequence[int], k: int, nearest: Sequence[int], most: int
+) -> PoolSelection:
     """Select at most k rows, of which at most `most` have the same nearest customer row.
 
     When a row exceeds the cap, it is removed with all later rows of the same customer row, and the method runs again.

@@ -86,7 +86,7 @@ class Frame:
         return y_BD.float()
 
 
-class Framed:
+class FramedVectors:
     """Embeddings in a frame; each row is projected when it is read."""
 
     def __init__(self, vectors: Vectors, frame: Frame) -> None:
@@ -108,7 +108,7 @@ class Framed:
         return self._frame.project(x_BD)
 
 
-Vectors: TypeAlias = Tensor | Shards | Framed
+Vectors: TypeAlias = Tensor | Shards | FramedVectors
 
 
 def whole(vectors: Vectors) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from spard.config import Ending, Recipe
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.losses.cross_entropy import Evaluation, evaluate
 from spard.losses.relative import evaluate_pairs, reference_logps
 from spard.methods.base import Metrics
@@ -36,7 +36,7 @@ class References:
 
     @classmethod
     def from_base(
-        cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded], tell: Tell | None = None
+        cls, base: Base, task: Sequence[EncodedSample], validation: Sequence[EncodedSample], tell: Tell | None = None
     ) -> Self:
         """Compute the log-probabilities with the model as it is now; `tell` gets the pairs done and in all, twice."""
         pad_id = base.tokenizer.pad_token_id
@@ -49,7 +49,7 @@ class References:
 
 def evaluate_validation(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     recipe: Recipe,
     references: References | None,
     places: Sequence[int] | None = None,
@@ -91,7 +91,7 @@ class EpochEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EpochResult:
     """The measurements at the end of an epoch, by which a run compares its epochs.
 
     within    True if the gate would pass the rates on the development shares; None: there are no such shares
@@ -113,15 +113,15 @@ class Standing:
 
 
 EpochCallback = Callable[[EpochEnd], None]
-EpochEvaluator = Callable[[EpochEnd], Standing]
+EpochEvaluator = Callable[[EpochEnd], EpochResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EpochChoice:
     """The epoch end that a run released, all epoch ends it compared, and the number of epochs that were planned."""
 
-    released: Standing
-    standings: tuple[Standing, ...]
+    released: EpochResult
+    standings: tuple[EpochResult, ...]
     planned_epochs: int
 
 
@@ -130,16 +130,16 @@ class Best:
 
     def __init__(self, ending: Ending, theta: Mapping[str, Tensor]) -> None:
         self.ending, self.theta = ending, theta
-        self.standings: list[Standing] = []
+        self.standings: list[EpochResult] = []
         self.weights: dict[str, Tensor] = {}
 
     @property
-    def best(self) -> Standing:
+    def best(self) -> EpochResult:
         """The best standing so far; among equal standings the earliest."""
         return min(self.standings, key=lambda each: each.rank)
 
     @property
-    def released_standing(self) -> Standing:
+    def released_standing(self) -> EpochResult:
         """The standing of the epoch end whose weights the run releases."""
         return self.best if self.ending.keep == "best" else self.standings[-1]
 
@@ -149,7 +149,7 @@ class Best:
         patience = self.ending.patience
         return patience is not None and self.standings[-1].epoch - self.best.epoch >= patience
 
-    def add(self, standing: Standing) -> None:
+    def add(self, standing: EpochResult) -> None:
         """Add the standing of an epoch end; its weights must be in the model, in the form that is served."""
         self.standings.append(standing)
         # `is`: of equal standings the earliest is the best, and its weights are kept already.
@@ -170,6 +170,6 @@ class Best:
 
     def restore(self, state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore standings and weights of a resume state, removing the standings from `state`."""
-        self.standings = [Standing(**each) for each in state.pop(_STANDINGS)]
+        self.standings = [EpochResult(**each) for each in state.pop(_STANDINGS)]
         names = [name for name in self.theta if f"{_WEIGHTS}{name}" in tensors]
         self.weights = {name: tensors[f"{_WEIGHTS}{name}"].to(self.theta[name].device) for name in names}

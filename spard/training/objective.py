@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.config import Recipe, Resolved, max_anchor_ratio
+from spard.config import Recipe, ResolvedNumbers, max_anchor_ratio
 from spard.config.anchors import Anchors, Kind
 from spard.data.batches import PASS, Batch, collate, cut, order, to_device
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, select_pairs, unlabeled_prompt
 from spard.losses.cross_entropy import Evaluation, evaluate
@@ -100,10 +100,10 @@ class Objective:
     def __init__(
         self,
         base: Base,
-        task: Sequence[Encoded],
-        safe: Sequence[Encoded],
+        task: Sequence[EncodedSample],
+        safe: Sequence[EncodedSample],
         recipe: Recipe,
-        resolved: Resolved,
+        resolved: ResolvedNumbers,
         method: Method[Any],
         pairs: Mapping[Kind, Sequence[Pair]],
         report: Report | None = None,
@@ -223,7 +223,7 @@ class Objective:
         """Return the largest number of padded tokens in a pass."""
         return self.recipe.pass_tokens or at_most(rows, self.customer_rows, self.lengths)
 
-    def _rows(self, one: Sequence[int]) -> list[Encoded]:
+    def _rows(self, one: Sequence[int]) -> list[EncodedSample]:
         """Return the encoded rows of a pass; one blank row if the pass is empty."""
         rows = [self.task[row] for row in one]
         return (stack_pairs(rows) if self.recipe.dpo else rows) or [self.blank]
@@ -240,7 +240,7 @@ class Objective:
         for module in self.dropping:
             module.training = on
 
-    def _batch(self, rows: Sequence[Encoded]) -> Batch:
+    def _batch(self, rows: Sequence[EncodedSample]) -> Batch:
         return collate(rows, self.base.tokenizer.pad_token_id, self.base.device)
 
 

@@ -47,7 +47,7 @@ def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedState:
     """A resume state on disk; `sha256` is the digest of its manifest, which covers all its files."""
 
     step: int
@@ -55,7 +55,9 @@ class Saved:
     sha256: str
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int = 2) -> Saved:
+def save(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int = 2
+) -> SavedState:
     """Write one resume state and delete the oldest until at most `keep` are left, this one among them."""
     aside = _aside(folder)
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / _TENSORS)
@@ -64,7 +66,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 def save_together(
     folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int = 2
-) -> Saved | None:
+) -> SavedState | None:
     """Write one resume state from the shards of all ranks, each of which calls this.
 
     Return it on rank 0, None elsewhere.
@@ -79,7 +81,7 @@ def _aside(folder: Path) -> Path:
     return Path(mkdtemp(prefix=".aside-", dir=folder))
 
 
-def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, object], keep: int) -> Saved:
+def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, object], keep: int) -> SavedState:
     """Write state and manifest beside the tensors, then rename the temporary folder to its final name."""
     (aside / _STATE).write_text(json.dumps(state))
     named = sorted(path.name for path in aside.iterdir())
@@ -98,7 +100,7 @@ def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, object], 
     others = [each for each in _in_order(folder) if each != path]
     for old in others[: len(others) - keep + 1]:
         shutil.rmtree(old)
-    return Saved(step, path, file_sha256(path / _MANIFEST))
+    return SavedState(step, path, file_sha256(path / _MANIFEST))
 
 
 def load(path: Path, empty: Empty = whole_tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:

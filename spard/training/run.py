@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spard.config import Recipe, Resolved
+from spard.config import Recipe, ResolvedNumbers
 from spard.config.anchors import Kind
 from spard.config.earlier_versions import without_added
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.losses.anchor import Pair
 from spard.losses.vectors import Vector
 from spard.methods.base import Metrics
 from spard.models.budget import Report
 from spard.models.sharding import Shards
 from spard.training.compute import Compute
-from spard.training.epoch_ends import Ended, EpochCallback, EpochEvaluator, References
-from spard.training.resume_state import Saved
+from spard.training.epoch_ends import EpochCallback, EpochChoice, EpochEvaluator, References
+from spard.training.resume_state import SavedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Hooks:
     """The callbacks of a training; `spard.training.train.train` describes them."""
 
     on_step: Callable[[int, int, Metrics], None] | None = None
-    on_saved: Callable[[Saved, Metrics], None] | None = None
+    on_saved: Callable[[SavedState, Metrics], None] | None = None
     on_epoch: EpochCallback | None = None
     compare: EpochEvaluator | None = None
     should_stop: Callable[[], bool] | None = None
@@ -41,7 +41,7 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedModel:
     """A trained model, a `PeftModel` or a whole model, with the metrics of each step.
 
     seconds     time spent in steps, over all attempts of the run.
@@ -56,7 +56,7 @@ class Trained:
     tau: dict[str, float]
     metrics: list[Metrics] = field(repr=False)
     references: References | None = field(default=None, repr=False)
-    ended: Ended | None = None  # the released epoch end, if they were compared
+    ended: EpochChoice | None = None  # the released epoch end, if they were compared
     compute: Compute | None = None
 
 
@@ -185,12 +185,12 @@ class Identity:
 
     base_digest: str
     recipe: Recipe
-    resolved: Resolved
+    resolved: ResolvedNumbers
     started_from: str | None
-    task: Sequence[Encoded]
-    safe: Sequence[Encoded]
+    task: Sequence[EncodedSample]
+    safe: Sequence[EncodedSample]
     pairs: Mapping[Kind, Sequence[Pair]]
-    held: Sequence[Encoded]
+    held: Sequence[EncodedSample]
 
     @cached_property
     def digest(self) -> str:

@@ -23,10 +23,10 @@ from numpy.random import SeedSequence
 from torch import Tensor
 
 from spard import distributed
-from spard.config import Recipe, Resolved
+from spard.config import Recipe, ResolvedNumbers
 from spard.config.anchors import Kind
 from spard.data.batches import batches
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.errors import InvalidData, NonFiniteLoss, Stopped
 from spard.losses.anchor import Pair
 from spard.losses.gradients import Loss
@@ -39,14 +39,14 @@ from spard.models.lora import load_adapter_, stop_gradient_checkpointing, traina
 from spard.models.sharding import Shards, is_sharded, retype_, shard_
 from spard.training import epoch_ends
 from spard.training.compute import Compute, EnergyMeter, OperationCounter
-from spard.training.epoch_ends import Best, Ended, EpochCallback, EpochEvaluator, References, Standing
+from spard.training.epoch_ends import Best, EpochCallback, EpochChoice, EpochEvaluator, EpochResult, References
 from spard.training.epoch_ends import EpochEnd as EpochEnd
 from spard.training.objective import Objective, safe_rows, schedule
 from spard.training.optimizers import open_optimizer, parameter_state, restore_
-from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
+from spard.training.resume_state import SavedState, load, newest_first, save, save_together, strip_prefix
 from spard.training.run import METHOD, Ema, Identity, Layout, Progress, RecentWeights
 from spard.training.run import Hooks as Hooks
-from spard.training.run import Trained as Trained
+from spard.training.run import TrainedModel as TrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -57,25 +57,25 @@ _REFERENCE = "reference/"
 
 def train(
     base: Base,
-    task: Sequence[Encoded],
-    safe: Sequence[Encoded],
+    task: Sequence[EncodedSample],
+    safe: Sequence[EncodedSample],
     recipe: Recipe,
-    resolved: Resolved,
+    resolved: ResolvedNumbers,
     *,
     on_step: Callable[[int, int, Metrics], None] | None = None,
     start_from: Path | None = None,
     resume_states: Path | None = None,
-    on_saved: Callable[[Saved, Metrics], None] | None = None,
+    on_saved: Callable[[SavedState, Metrics], None] | None = None,
     on_epoch: EpochCallback | None = None,
     compare: EpochEvaluator | None = None,
-    validation: Sequence[Encoded] = (),
+    validation: Sequence[EncodedSample] = (),
     should_stop: Callable[[], bool] | None = None,
     pairs: Mapping[Kind, Sequence[Pair]] | None = None,
     kept_ends: int | None = None,
     shows_last: Callable[[], bool] | None = None,
     shuffle: bool = True,
     on_work: Report | None = None,
-) -> Trained:
+) -> TrainedModel:
     """Fine-tune `base` on `task` with the recipe's defense on the safe rows `safe`; `base.model` is changed in place.
 
     on_step        called after each step with its number, their total and the metrics, at times with validation losses.
@@ -114,13 +114,13 @@ class Trainer:
     def __init__(
         self,
         base: Base,
-        task: Sequence[Encoded],
-        safe: Sequence[Encoded],
+        task: Sequence[EncodedSample],
+        safe: Sequence[EncodedSample],
         recipe: Recipe,
-        resolved: Resolved,
+        resolved: ResolvedNumbers,
         start_from: Path | None = None,
         pairs: Mapping[Kind, Sequence[Pair]] | None = None,
-        validation: Sequence[Encoded] = (),
+        validation: Sequence[EncodedSample] = (),
         hooks: Hooks | None = None,
         resume_states: Path | None = None,
         shuffle: bool = True,
@@ -155,7 +155,7 @@ class Trainer:
         self.on_epoch = self.hooks.on_epoch if recipe.lora else None
         self.compare = self.hooks.compare if self.best else None
 
-    def run(self) -> Trained:
+    def run(self) -> TrainedModel:
         """Train from the newest resume state to the end, and return the model as it is served."""
         self.start()
         # A run that continues at the end of an epoch was saved before that end was evaluated.
@@ -270,7 +270,7 @@ class Trainer:
         with self.as_finished() as model:
             end = self._end(epoch, model)
             if self.best and self.compare:
-                self.best.add(Standing(**distributed.broadcast_object(asdict(self.compare(end)))))
+                self.best.add(EpochResult(**distributed.broadcast_object(asdict(self.compare(end)))))
             if not is_last or (self.best and self.best.released_standing.step != end.step):
                 self._show(end)
 
@@ -342,7 +342,7 @@ class Trainer:
             self.show_again()
         return Stopped(f"stopped after step {self.progress.step} of {self.total_steps}")
 
-    def save(self, resume_states: Path) -> Saved | None:
+    def save(self, resume_states: Path) -> SavedState | None:
         """Save parameters, optimizer state and progress; if the parameters are sharded, all ranks must call this."""
         tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
         for name, part in self.theta.items():
@@ -406,7 +406,7 @@ class Trainer:
                     part.copy_(kept[name])
             self.model.train()
 
-    def finish(self) -> Trained:
+    def finish(self) -> TrainedModel:
         """Return the model as it is served: without dropout and checkpointing, in the base model's own precision.
 
         If early stopping ended the run, `on_epoch` gets the last epoch ends again, now as kept.
@@ -422,16 +422,16 @@ class Trainer:
         numbers = done.step, done.tokens, done.seconds, done.tau, done.metrics
         passes = done.operations, done.forward_tokens, done.backward_tokens
         compute = Compute(*passes, done.energy_j, tuple(self.energy.missing))
-        return Trained(self.model.eval(), *numbers, references=self.references, ended=ended, compute=compute)
+        return TrainedModel(self.model.eval(), *numbers, references=self.references, ended=ended, compute=compute)
 
-    def _conclude_comparison(self) -> Ended | None:
+    def _conclude_comparison(self) -> EpochChoice | None:
         """Return the epoch end that the run releases; None if epochs are not compared."""
         if self.best is None or self.compare is None or self.epochs_done is None:
             return None
         released = self.best.released_standing
         if self.progress.step < self.total_steps:
             self.show_again(without=released.step)
-        return Ended(released, tuple(self.best.standings), self.resolved.n_epochs)
+        return EpochChoice(released, tuple(self.best.standings), self.resolved.n_epochs)
 
     @contextmanager
     def _counting(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import torch
 
 from spard.config import Lora, Recipe
 from spard.data.batches import collate
-from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, get_renderer, render_prompt
+from spard.data.chat import UNBOUNDED, EncodedSample, encode_to_train, get_renderer, render_prompt
 from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is_gpu_out_of_memory
@@ -126,7 +126,7 @@ def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, 
     return round(rate, 3), round(mean if mean < 0.9 * limit else _WHOLE_REPLY, 1)
 
 
-def _training_rate(base: Base, model: Any, row: Encoded, count: int) -> float:
+def _training_rate(base: Base, model: Any, row: EncodedSample, count: int) -> float:
     """Return the tokens per second of forward and backward passes over batches of `count` rows."""
     # Rows that begin alike would go through the model once, up to where they differ.
     rows = [replace(row, ids=(token, *row.ids[1:])) for token in range(count)]
@@ -169,7 +169,7 @@ def _fastest(do: Callable[[], T], repeats: int, device: torch.device) -> tuple[f
         taken.append(max(time.perf_counter() - started, 1e-6))
 
 
-def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:
+def _conversation(base: Base) -> tuple[list[int], EncodedSample, TemplateCard]:
     """Return the tokens of a question, a row with its answer, and the card of the chat template.
 
     Raises `UnfitModel` if the template fails or takes too long.
@@ -233,7 +233,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -> Any:
+def _require_gradient(base: Base, row: EncodedSample, targets: Sequence[str] | None) -> Any:
     """Return `base.model` with an adapter; raise `UnfitModel` if a job of the default recipe could not train it."""
     recipe = Recipe(lora=Lora(target_modules=None if targets is None else tuple(targets)))
     batch = collate([row], base.tokenizer.pad_token_id, base.device)

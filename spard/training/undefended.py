@@ -31,7 +31,7 @@ from spard.config import FurtherTuning, Lora, NoDefense, Recipe
 from spard.config.checks import PROBE_BATCH_SIZE
 from spard.config.settings import default_learning_rate
 from spard.data.batches import Batch, collate
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.data.rows import Prompt
 from spard.evaluation.ask import as_asked
 from spard.evaluation.audit import sample
@@ -51,7 +51,7 @@ _MAX_NORM = 1.0
 def further_tuned(
     model: Any,
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     wanted: FurtherTuning,
     learning_rate: float,
     recipe: Recipe,
@@ -100,7 +100,7 @@ def _optimizer(parameters: Iterable[Tensor], rate: float, recipe: Recipe) -> Opt
     return open_optimizer(replace(recipe, weight_decay=0.0), parameters, rate)
 
 
-def _batches(rows: Sequence[Encoded], wanted: FurtherTuning, recipe: Recipe, base: Base) -> Iterator[list[Batch]]:
+def _batches(rows: Sequence[EncodedSample], wanted: FurtherTuning, recipe: Recipe, base: Base) -> Iterator[list[Batch]]:
     """Yield the batch of each step as micro-batches; rows are drawn with replacement."""
     rng, size = random.Random(recipe.seed), recipe.micro_batch_size or wanted.batch_size
     for _ in range(wanted.steps):
@@ -135,7 +135,7 @@ class ProbeShift:
 
 def measure_probe_shift(
     base: Base,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedSample],
     harmful: Sequence[Prompt],
     benign: Sequence[Prompt],
     *,
@@ -187,7 +187,7 @@ def _probe_recipe(seed: int, recipe: Recipe) -> Recipe:
     )
 
 
-def _states(base: Base, prompts: Sequence[Encoded], tell: Tell | None) -> Tensor:
+def _states(base: Base, prompts: Sequence[EncodedSample], tell: Tell | None) -> Tensor:
     return prompt_states(base.model, prompts, base.tokenizer.pad_token_id, tell)
 
 

@@ -13,7 +13,7 @@ from app.errors import InvalidRequest
 from app.jobs import checks, snapshot
 from app.jobs.checks import CHECKS
 from app.jobs.request import JobCreate
-from app.jobs.snapshot import Resolved
+from app.jobs.snapshot import ResolvedRequest
 from app.keys import Principal
 from app.policies.schemas import Policy, PolicyOut
 from app.settings import Settings
@@ -26,7 +26,7 @@ def job_checks() -> Iterator[str]:
     """Yield the name of each public function of the module that takes a resolved request and nothing else."""
     for name, function in inspect.getmembers(checks, inspect.isfunction):
         parameters = inspect.signature(function, eval_str=True).parameters.values()
-        if not name.startswith("_") and [each.annotation for each in parameters] == [Resolved]:
+        if not name.startswith("_") and [each.annotation for each in parameters] == [ResolvedRequest]:
             yield name
 
 
@@ -55,11 +55,11 @@ class Catalog:
         return suites
 
 
-def resolve(monkeypatch: pytest.MonkeyPatch, catalog: Catalog, **asked: Any) -> Resolved:
+def resolve(monkeypatch: pytest.MonkeyPatch, catalog: Catalog, **asked: Any) -> ResolvedRequest:
     """Return a request whose references are looked up in `catalog`; it has no database."""
     monkeypatch.setattr(snapshot, "catalog", catalog)
     ask = JobCreate.model_validate({"model": "m", "training_file": "file-1"} | asked)
-    job = Resolved(Session(), CUSTOMER, ask, Settings.model_construct())
+    job = ResolvedRequest(Session(), CUSTOMER, ask, Settings.model_construct())
     job.in_force = PolicyOut.model_construct(version=0, content=Policy())
     return job
 
@@ -112,7 +112,7 @@ def test_a_customer_may_ask_for_a_larger_audit_than_the_policy_and_for_no_smalle
         assert (refused.value.code, refused.value.param) == ("audit_not_allowed", f"safety.audit.{name}")
 
 
-def run_checks(job: Resolved, first: str, last: str) -> None:
+def run_checks(job: ResolvedRequest, first: str, last: str) -> None:
     """Run the checks from `first` to `last`; those before need the model, which is in the database."""
     names = [check.__name__ for check in CHECKS]
     for check in CHECKS[names.index(first) : names.index(last) + 1]:

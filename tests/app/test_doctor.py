@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import boto3
 import pytest
@@ -34,7 +34,7 @@ from spard.config import JudgeSpec
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.statistics import rate
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests.app.parts import SPEC
 from tests.place import Place
 from tests.spard.parts import write_model
@@ -353,6 +353,32 @@ def test_a_client_s_faults_are_named(
     assert [cure in each.cure for each in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("flags", "dtype", "words"),
+    [
+        ("fpu avx512_bf16", "float32", "several times as fast in bfloat16"),
+        ("fpu avx512_bf16", "bfloat16", "train on the CPU"),
+        ("fpu sse2", "bfloat16", "no instructions for bfloat16"),
+        ("fpu sse2", "float32", "train on the CPU"),
+        (None, "bfloat16", "train on the CPU"),
+    ],
+)
+def test_a_dtype_that_the_cpu_is_slow_in_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: str | None,
+    dtype: Literal["float32", "bfloat16"],
+    words: str,
+) -> None:
+    if flags:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(gpus, "count", lambda: 0)
+    text = machine.gpu(Settings(cpu_dtype=dtype)).text
+    assert words in text
+    assert text.endswith("CPU") == (words == "train on the CPU")
+
+
 def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "count", lambda: 0)
     assert "SPARD_DEVICE=cpu" in machine.gpu(Settings(device="cuda")).cure
@@ -366,8 +392,8 @@ def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "torch not installed" in machine.packages().text
     monkeypatch.setattr(machine, "version", {"spard": "1", "spard-service": "2"}.__getitem__)
     assert "one version" in machine.versions().cure
-    monkeypatch.setattr(walls, "find_walls", lambda: walls.Walls("none", ("Landlock",)))
-    assert "user namespaces" in machine.sandbox().cure
+    monkeypatch.setattr(sandbox, "find_sandbox", lambda: sandbox.Sandbox("none", ("Landlock",)))
+    assert "user namespaces" in machine.isolation().cure
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(machine, "_WAIT_S", 0.1)
         assert "--port" in machine.free_port(taken.getsockname()[1]).cure

@@ -27,7 +27,7 @@ def test_a_key_is_recognized(engine: Engine, project: str) -> None:
     with transaction(engine) as session:
         key, secret = keys.create(session, project, "mine", ["customer"])
         found = keys.authenticate(session, secret)
-        assert found == keys.Recognized(keys.Principal(project, key.id, frozenset({"customer"})), None, False)
+        assert found == keys.Authentication(keys.Principal(project, key.id, frozenset({"customer"})), None, False)
         session.add(Quota(project_id=project, requests_per_minute=7))
         session.flush()
         found = keys.authenticate(session, secret)

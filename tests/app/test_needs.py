@@ -16,7 +16,7 @@ from app.jobs import fleet, lease, needs, scheduling
 from app.jobs.fleet import Presence
 from app.jobs.needs import Room
 from spard.config import Dpo, NoDefense, Recipe, SafeGrad, Spard
-from spard.models.memory import GIB, Gpus, Load, Need, Trained, fit
+from spard.models.memory import GIB, Gpus, Load, Need, TrainedPart, fit
 from spard.models.shapes import read_shape
 from tests.app.conftest import AddJob
 from tests.narrowing import require
@@ -228,7 +228,7 @@ def test_an_estimate_plans_as_the_run_does(tmp_path: Path) -> None:
     recipe, room = Recipe(defense=Spard(safe_batch_size=64), gradient_checkpointing=True), Room(40 * GIB)
     run = fit(
         require(read_shape(str(tmp_path))),
-        Trained.from_recipe(recipe),
+        TrainedPart.from_recipe(recipe),
         Load(4, 1000, safe_tokens=64_000, checkpointing=True),
         Gpus(40 * GIB),
     )

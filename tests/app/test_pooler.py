@@ -20,7 +20,7 @@ from app.db import (
     transaction,
     upgrade_schema,
 )
-from app.db.prepared import Prepared
+from app.db.prepared import PreparedStatement
 from app.db.session import transaction_faults
 from app.db.tables import Project
 from app.errors import Unfit
@@ -62,7 +62,7 @@ def test_no_setting_is_left_to_others_on_the_server_s_connections(pooled_engine:
 
 
 def test_statements_that_are_repeated_are_not_prepared(pooled_engine: Engine) -> None:
-    names = Prepared(select(Project.name).where(Project.id == "org-1"), list)
+    names = PreparedStatement(select(Project.name).where(Project.id == "org-1"), list)
     for number in range(12):  # psycopg would prepare what is asked six times
         with transaction(pooled_engine) as session:
             session.execute(text("SELECT :number + 1"), {"number": number})

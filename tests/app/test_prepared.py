@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import BindParameter, Connection, Engine, bindparam, event, func, or_, select, text
 from sqlalchemy.exc import DBAPIError, MultipleResultsFound
 
-from app.db import Prepared, look, read, rows, transaction
+from app.db import PreparedStatement, look, read, rows, transaction
 from app.db.tables import ApiKey, Job, JobStatus, Project
 from app.jobs.rows import ALL, JobRow
 from tests.app.conftest import AddJob
 
-_NAME = Prepared(select(Project.name).where(Project.id == bindparam("id")), tuple)
+_NAME = PreparedStatement(select(Project.name).where(Project.id == bindparam("id")), tuple)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_every_column_of_a_job_is_what_sqlalchemy_makes_of_it(engine: Engine, ad
     ids = [add_job(), add_job(**measured, **ended, job_metadata={"a": "b"})]
     with look(engine) as connection:
         for job_id in ids:
-            found = Prepared(ALL.where(Job.id == bindparam("id")), JobRow._make).one(connection, id=job_id)
+            found = PreparedStatement(ALL.where(Job.id == bindparam("id")), JobRow._make).one(connection, id=job_id)
             assert found == JobRow._make(rows(connection, ALL.where(Job.id == job_id)).one())
             assert found is not None
             assert found.created_at.tzinfo == UTC
@@ -46,7 +46,7 @@ def test_none_is_found_of_what_is_not_there(engine: Engine, project: str) -> Non
 def test_one_of_several_is_a_mistake(engine: Engine, add_job: AddJob) -> None:
     add_job(), add_job()
     with look(engine) as connection, pytest.raises(MultipleResultsFound):
-        Prepared(select(Job.id), tuple).one(connection)
+        PreparedStatement(select(Job.id), tuple).one(connection)
 
 
 def test_parameters_are_changed_into_the_driver_s_types_wherever_they_stand(engine: Engine, add_job: AddJob) -> None:
@@ -56,11 +56,11 @@ def test_parameters_are_changed_into_the_driver_s_types_wherever_they_stand(engi
     asked = select(Job.id).where(Job.status == JobStatus.queued, or_(Job.created_at == at, Job.created_at > at))
     with read(engine) as session:
         created = session.get_one(Job, job_id).created_at
-        assert Prepared(asked, tuple).all(session, at=created) == [(job_id,)]
+        assert PreparedStatement(asked, tuple).all(session, at=created) == [(job_id,)]
 
 
 def test_a_list_is_no_parameter(engine: Engine) -> None:
-    listed = Prepared(select(Project.id).where(Project.id.in_(bindparam("ids", expanding=True))), tuple)
+    listed = PreparedStatement(select(Project.id).where(Project.id.in_(bindparam("ids", expanding=True))), tuple)
     with look(engine) as connection, pytest.raises(ValueError, match="ids is a list"):
         listed.all(connection, ids=["org-1"])
 
@@ -96,7 +96,7 @@ def test_who_watches_the_engine_sees_it(engine: Engine, project: str) -> None:
 
 
 def test_an_error_is_sqlalchemy_s_and_the_connection_serves_the_next(engine: Engine, project: str) -> None:
-    wrong = Prepared(select(func.abs(func.nonsense(bindparam("id", type_=ApiKey.id.type)))), tuple)
+    wrong = PreparedStatement(select(func.abs(func.nonsense(bindparam("id", type_=ApiKey.id.type)))), tuple)
     with look(engine) as connection, pytest.raises(DBAPIError, match="nonsense") as found:
         wrong.all(connection, id=project)
     assert not found.value.connection_invalidated

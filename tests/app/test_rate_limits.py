@@ -72,7 +72,7 @@ def test_a_window_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.0121, "13ms"), (1.0, "1s"), (59.2, "1m0s"), (360.0, "6m0s")])
 def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
-    assert rate_limit.Taken(True, 1, 1, seconds).headers()["x-ratelimit-reset-requests"] == text
+    assert rate_limit.WindowUse(True, 1, 1, seconds).headers()["x-ratelimit-reset-requests"] == text
 
 
 def test_processes_that_share_redis_share_their_windows(redis_url: str) -> None:

@@ -47,7 +47,7 @@ def check(warehouse: Warehouse) -> reconciler.Report:
     return reconciler.check(warehouse.plain, warehouse.begin, young=OLD)
 
 
-def repair(warehouse: Warehouse, aside_for: timedelta = timedelta(days=30)) -> reconciler.Repaired:
+def repair(warehouse: Warehouse, aside_for: timedelta = timedelta(days=30)) -> reconciler.RepairResult:
     return reconciler.repair(warehouse.plain, warehouse.begin, DAYS, aside_for, young=OLD)
 
 
@@ -137,7 +137,7 @@ def test_a_pool_that_lost_its_bytes_gets_them_by_the_same_import(warehouse: Ware
 
 
 def test_a_write_under_way_is_no_finding_and_one_that_was_killed_goes_after_its_time(warehouse: Warehouse) -> None:
-    plan = [objects.Planned(ORPHAN, warehouse.project, "file-0123456789ab", 6)]
+    plan = [objects.PlannedObject(ORPHAN, warehouse.project, "file-0123456789ab", 6)]
     with objects.writing(warehouse.plain, warehouse.begin, lambda session: plan) as writing:
         writing.write(ORPHAN, [b"orphan"])
         assert check(warehouse).findings == []

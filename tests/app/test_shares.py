@@ -14,7 +14,7 @@ from app import keys
 from app.db import now, read, transaction
 from app.db.tables import Job, Project, Quota
 from app.jobs import lease, scheduling
-from app.jobs.scheduling import HALF_LIFE_S, Standing
+from app.jobs.scheduling import HALF_LIFE_S, ProjectShare
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, claim_next
 
@@ -29,7 +29,7 @@ def simulate_shares(*, by_use: bool, projects: int = PROJECTS, weight: float = 1
 
     Half of the projects have jobs of ten minutes and half of five hours; `weight` is that of the first ones.
     """
-    stand = [Standing(f"{i:03}", weight=weight if i % 2 else 1.0) for i in range(projects)]
+    stand = [ProjectShare(f"{i:03}", weight=weight if i % 2 else 1.0) for i in range(projects)]
     seconds, total = [0.0] * projects, [0.0] * projects
     noted, running = [0.0] * projects, [list[float]() for _ in range(projects)]
     free = [(0.0, -1, 0.0)] * GPUS  # when a GPU is free, whose job was on it, and since when

@@ -22,7 +22,7 @@ import boto3
 import pytest
 from botocore.exceptions import IncompleteReadError
 
-from app.storage import LocalStorage, ObjectMissing, Storage, StorageError, StorageFull, Stored, open_storage
+from app.storage import LocalStorage, ObjectMissing, Storage, StorageError, StorageFull, StoredObject, open_storage
 from app.storage.s3 import PART_BYTES, S3Storage
 from tests import servers
 from tests.place import Place
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_back(storage: Storage) -> None:
 
 
 def test_a_write_tells_size_and_digest(storage: Storage) -> None:
-    assert storage.write(KEY, [b"one", b"two"]) == Stored(6, hashlib.sha256(b"onetwo").hexdigest())
+    assert storage.write(KEY, [b"one", b"two"]) == StoredObject(6, hashlib.sha256(b"onetwo").hexdigest())
 
 
 def test_an_object_may_be_empty(storage: Storage) -> None:
@@ -68,7 +68,7 @@ def test_an_object_of_several_parts_is_whole(storage: Storage, size: int) -> Non
     digest = hashlib.sha256()
     for chunk in storage.chunks(KEY):
         digest.update(chunk)
-    assert stored == Stored(size, digest.hexdigest())
+    assert stored == StoredObject(size, digest.hexdigest())
 
 
 def test_a_write_that_is_cut_off_leaves_nothing(storage: Storage) -> None:

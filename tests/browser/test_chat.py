@@ -17,7 +17,7 @@ from app.errors import Unavailable
 from app.files.schemas import FileOut
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from tests.app.http.conftest import Service
 from tests.app.http.test_chat_page import SYSTEM, tuned_model  # noqa: F401 - a fixture
 from tests.app.http.test_results import MODEL
@@ -32,7 +32,7 @@ class Writer:
         self.stopped = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         stream = Stream(1, self._stop)
         side = "own" if model.archive else "base"
         messages: Any = ask["messages"]

@@ -12,7 +12,7 @@ from tests import surroundings
 from tests.clients import report
 from tests.clients.matrix import CLIENTS, CONSUMERS
 from tests.clients.running import Outcome, read, run
-from tests.clients.service import desk, make_lab
+from tests.clients.service import make_lab, provider_service
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "out" / "clients"
@@ -31,7 +31,7 @@ def main() -> int:
     lab = make_lab(HOME / "lab")
     flags = ["--with-training", *(["--with-inference"] if asked.with_inference else [])]
     outcomes = list[Outcome]()
-    with TemporaryDirectory(prefix="service-", dir=HOME) as folder, desk(Path(folder), lab) as place:
+    with TemporaryDirectory(prefix="service-", dir=HOME) as folder, provider_service(Path(folder), lab) as place:
         for client in (*CLIENTS, *CONSUMERS):
             if any(part in client.key for part in asked.only.split(",")):
                 reads = client.runtime == "consumer"

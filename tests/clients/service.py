@@ -21,7 +21,7 @@ SEED = 31
 
 
 @dataclass(frozen=True)
-class Desk:
+class ClientService:
     """What each client is told, and what each reader of archives is handed."""
 
     running: Running
@@ -46,7 +46,7 @@ def make_lab(folder: Path) -> Path:
 
 
 @contextmanager
-def desk(folder: Path, lab: Path) -> Iterator[Desk]:
+def provider_service(folder: Path, lab: Path) -> Iterator[ClientService]:
     """A service in an empty `folder`, as a provider starts it."""
     judged = str(lab / "model" / "calibration" / "judge.json")  # of the same weights and tokens
     settings = {"SPARD_ADMIN_KEY": ADMIN_KEY, "SPARD_JUDGE_ERRORS": judged, "SPARD_BAD_FILES": "fail"}
@@ -67,7 +67,7 @@ def desk(folder: Path, lab: Path) -> Iterator[Desk]:
         ]
         job = finish_a_job(running, keys[0], folder / "train.jsonl")
         adapter = unpack(running, keys[0], job, folder / "archive")
-        yield Desk(running, keys[0], keys[1], folder, job, base, adapter)
+        yield ClientService(running, keys[0], keys[1], folder, job, base, adapter)
 
 
 def _of_2024(model: Path, folder: Path) -> Path:

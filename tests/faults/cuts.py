@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import Engine
 
 from app.db import transaction
-from app.storage import Listed, Storage, StorageError, Stored
+from app.storage import ListedObject, Storage, StorageError, StoredObject
 
 How = Literal["refused", "unanswered", "killed before", "killed after", "away"]
 HOWS: tuple[How, ...] = ("refused", "unanswered", "killed before", "killed after", "away")
@@ -74,7 +74,7 @@ class HurtStorage:
     def __init__(self, storage: Storage, steps: Steps) -> None:
         self._storage, self._steps = storage, steps
 
-    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+    def write(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         return self._take(lambda: self._storage.write(key, chunks))
 
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
@@ -98,7 +98,7 @@ class HurtStorage:
     def move(self, key: str, to: str) -> None:
         self._take(lambda: self._storage.move(key, to))
 
-    def list(self, prefix: str = "") -> Iterator[Listed]:
+    def list(self, prefix: str = "") -> Iterator[ListedObject]:
         return self._take(lambda: self._storage.list(prefix))
 
     def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
@@ -107,10 +107,10 @@ class HurtStorage:
     def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None:
         return self._storage.presigned_url(key, filename, ttl_s)
 
-    def upload_file(self, key: str, path: Path) -> Stored:
+    def upload_file(self, key: str, path: Path) -> StoredObject:
         return self._take(lambda: self._storage.upload_file(key, path))
 
-    def download_file(self, key: str, path: Path) -> Stored:
+    def download_file(self, key: str, path: Path) -> StoredObject:
         return self._take(lambda: self._storage.download_file(key, path))
 
     def _take(self, do: Callable[[], T]) -> T:

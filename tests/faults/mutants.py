@@ -74,11 +74,11 @@ class _Delayed:
     def upload_file(self, key: str, path: Any) -> Any:
         from hashlib import sha256
 
-        from app.storage import Stored
+        from app.storage import StoredObject
 
         content = path.read_bytes()
         threading.Timer(_LATE_S, self._storage.write, (key, [content])).start()
-        return Stored(len(content), sha256(content).hexdigest())
+        return StoredObject(len(content), sha256(content).hexdigest())
 
 
 def _no_quota_lock() -> None:

@@ -17,7 +17,7 @@ from tests.worker.scripted_child import STEADY
 from tests.worker.shop import scripted_command
 from worker import process, worker
 from worker.__main__ import serve as serve_until_told
-from worker.sandbox import Given, sandbox_paths
+from worker.sandbox import AllowedPaths, allowed_paths
 from worker.workdir import Folder
 
 _CELERY = ("worker", "--pool=solo", "-c", "1", "--without-gossip", "--without-mingle")
@@ -27,8 +27,8 @@ def serve(folder: Path, environment: Mapping[str, str]) -> None:
     """Serve jobs under the settings of `environment` until a signal comes; children look into `folder` as well."""
     prepare(folder, environment, float(environment["SPARD_LEASE_S"]))
 
-    def give_more(job: Folder) -> Given:
-        given = sandbox_paths(job)
+    def give_more(job: Folder) -> AllowedPaths:
+        given = allowed_paths(job)
         return replace(given, readable=(*given.readable, str(folder)))
 
     vars(process)["given_to"] = give_more

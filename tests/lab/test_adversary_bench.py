@@ -20,10 +20,10 @@ from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
 from spard_lab.bench.adversary import campaign, rounds
 from spard_lab.bench.adversary.campaign import (
+    JobFacts,
+    JobResult,
     Memory,
     Service,
-    Taken,
-    Told,
     customer_recipe,
     run_campaign,
     with_settings,
@@ -284,7 +284,7 @@ def test_a_campaign_goes_on_from_what_was_released_and_ends_where_a_job_is_not(
 
     def take(self: Service, job: Any, start_from: Path | None) -> Any:
         taken.append(start_from)
-        return Taken(next(decisions), "model", Loaded(), 1.0, Told(10))  # type: ignore[arg-type]
+        return JobResult(next(decisions), "model", Loaded(), 1.0, JobFacts(10))  # type: ignore[arg-type]
 
     monkeypatch.setattr(Service, "take", take)
     monkeypatch.setattr(campaign, "save_adapter", lambda *arguments: None)

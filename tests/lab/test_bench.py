@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from spard_lab.bench.bench import Workplace, run_cells
-from spard_lab.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
+from spard_lab.bench.cells import TableChoices, base_cell, method_cells, selection_cells, sweep_cells, training_rows
 from spard_lab.bench.differences import methods_table, paired_table
 from spard_lab.bench.lab import LabSource
 from spard_lab.bench.measure import Measurement, prepare, run_key
@@ -29,7 +29,7 @@ from tests.spard.parts import ANY_BASE, TINY_PLAN
 FEW_STEPS = Recipe(
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=256), audit=Audit(max_prompts=20, max_new_tokens=4)
 )
-ASKED = Asked(methods=("none", "spard"), attacks=("poisoned",), pools=("full", "scarce"), seeds=(1,))
+ASKED = TableChoices(methods=("none", "spard"), attacks=("poisoned",), pools=("full", "scarce"), seeds=(1,))
 
 
 @pytest.fixture(scope="module")

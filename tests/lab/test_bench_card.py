@@ -32,7 +32,7 @@ from spard_lab.bench.card import (
     placebo_pool,
     verdicts,
 )
-from spard_lab.bench.cells import Asked, Cell
+from spard_lab.bench.cells import Cell, TableChoices
 from spard_lab.bench.lab import TWO_SIDED, LabSource
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.parts import BARE
@@ -48,7 +48,7 @@ from tests.spard.parts import ANY_BASE, TINY_PLAN
 FEW_STEPS = Recipe(
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=256), audit=Audit(max_prompts=20, max_new_tokens=4)
 )
-ASKED = Asked(methods=(), attacks=("poisoned",), pools=(TWO_SIDED,), seeds=(1,))
+ASKED = TableChoices(methods=(), attacks=("poisoned",), pools=(TWO_SIDED,), seeds=(1,))
 DEPLOYED, ALONE = CLAIMS
 SEEDS = (1, 2, 3)
 

@@ -14,7 +14,7 @@ from spard_lab.bench import estimate as estimate_module
 from spard_lab.bench import lab as lab_source
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.bench import Workplace
-from spard_lab.bench.cells import Asked, method_cells, sweep_cells
+from spard_lab.bench.cells import TableChoices, method_cells, sweep_cells
 from spard_lab.bench.estimate import Clock, Hours, add_run, estimate, hours_table
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.lab import LabSource, open_untrained
@@ -28,7 +28,7 @@ from spard.models.base import load_base
 from tests.lab.test_datasets import jsonl
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
-ASKED = Asked(methods=("none", "spard"), attacks=("harm",), pools=("own",), seeds=(1, 2))
+ASKED = TableChoices(methods=("none", "spard"), attacks=("harm",), pools=("own",), seeds=(1, 2))
 
 
 @pytest.fixture
@@ -115,7 +115,9 @@ def test_many_methods_of_a_defense_are_not_all_timed(
 
 
 def test_a_swept_batch_size_is_counted_at_its_own_steps(place: Workplace) -> None:
-    asked = Asked(("none",), ("harm",), ("own",), (1,), over=(("batch_size", ("2", "4")), ("harmful_ratio", ("0",))))
+    asked = TableChoices(
+        ("none",), ("harm",), ("own",), (1,), over=(("batch_size", ("2", "4")), ("harmful_ratio", ("0",)))
+    )
 
     found = by_method(estimate(place, sweep_cells(place.source, asked)))
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.bench import Workplace, run_cells
-from spard_lab.bench.cells import Asked, base_cell
+from spard_lab.bench.cells import TableChoices, base_cell
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.spec import FilesSpec, LabSpec, load_spec, shipped_names
 from spard_lab.bench.tune import tune
@@ -205,7 +205,7 @@ def test_overhead_is_told_by_batch_size_and_length_of_the_pool_s_prompts(
 def test_tuning_records_every_trial(recipe: Path, tmp_path: Path) -> None:
     spec = load_spec(str(recipe), {"POOL": "pool.jsonl"})
     assert isinstance(spec, FilesSpec)
-    asked = Asked(methods=("none",), attacks=("harm",), pools=("own",), seeds=(101, 102))
+    asked = TableChoices(methods=("none",), attacks=("harm",), pools=("own",), seeds=(101, 102))
 
     chosen = tune(Workplace(FileSource(spec, "cpu"), tmp_path, "dev"), asked, (0.5, 1.0), extend=0)
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from spard_lab.bench.cells import Asked
+from spard_lab.bench.cells import TableChoices
 from spard_lab.bench.kinds import KINDS, Order
-from spard_lab.bench.row_signals import ToldApart, Trained, auc, facts, recall, told_table, trained_table
+from spard_lab.bench.row_signals import RowActionRun, SignalQuality, auc, facts, recall, told_table, trained_table
 
 from spard.errors import InvalidRecipe
 
@@ -32,10 +32,10 @@ def test_recall_lets_one_innocent_row_in_a_hundred_pass() -> None:
 
 def test_tables_are_in_percent_and_counts() -> None:
     told = [
-        ToldApart(11, "rot13", "ranking", 0.5, 0.25),
-        ToldApart(11, "rot13", "own refusal", 1.0, 1.0, 0.5, 0.0, 0.1),
+        SignalQuality(11, "rot13", "ranking", 0.5, 0.25),
+        SignalQuality(11, "rot13", "own refusal", 1.0, 1.0, 0.5, 0.0, 0.1),
     ]
-    runs = [Trained(11, "drop", 30, 2, "pass", (0, 320), (1, 320), (2, 360), (399, 400))]
+    runs = [RowActionRun(11, "drop", 30, 2, "pass", (0, 320), (1, 320), (2, 360), (399, 400))]
     assert told_table(told)[1] == [
         ["11", "rot13", "ranking", "0.50", "25.0", "", "", ""],
         ["11", "rot13", "own refusal", "1.00", "100.0", "50.0", "0.0", "10.0"],
@@ -47,6 +47,6 @@ def test_tables_are_in_percent_and_counts() -> None:
 
 
 def test_other_models_have_no_rows_to_hide_among(tmp_path: Path) -> None:
-    order = Order("rows", "mine", cast(Any, object()), tmp_path, "test", Asked((), (), (), (1,)))
+    order = Order("rows", "mine", cast(Any, object()), tmp_path, "test", TableChoices((), (), (), (1,)))
     with pytest.raises(InvalidRecipe, match="--recipe lab"):
         KINDS["rows"](order)

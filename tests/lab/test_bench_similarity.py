@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from spard_lab.bench import maps
-from spard_lab.bench.cells import Asked
+from spard_lab.bench.cells import TableChoices
 from spard_lab.bench.source import Inputs
 
 from spard.data.rows import prompt_text, read_pool
@@ -22,7 +22,7 @@ def test_levels_hold_every_row_of_a_pool_whose_texts_hold_line_separators(
     (tmp_path / "pool.jsonl").write_text("".join(rows), encoding="utf-8")
     monkeypatch.setattr(maps, "pool_quality", lambda *_: torch.tensor([0.3, 0.1, 0.4, 0.2]))
     inputs = Inputs("model", "digest", [], {}, {"own": tmp_path / "pool.jsonl"})
-    asked = Asked(methods=("spard",), attacks=("harm",), pools=("own",), seeds=(1,))
+    asked = TableChoices(methods=("spard",), attacks=("harm",), pools=("own",), seeds=(1,))
 
     pools = maps.with_levels(inputs, asked, 1, 2, tmp_path).pools
 

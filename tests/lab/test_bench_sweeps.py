@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from spard_lab.bench.__main__ import main
-from spard_lab.bench.cells import SWEPT, Asked, Cell, sweep_cells
+from spard_lab.bench.cells import SWEPT, Cell, TableChoices, sweep_cells
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.methods import fully, method_recipe
 from spard_lab.bench.spec import FilesSpec, load_spec
@@ -23,7 +23,7 @@ def source() -> FileSource:
 
 
 def sweep(source: FileSource, *over: tuple[str, tuple[str, ...]], method: str = "spard") -> list[Cell]:
-    return sweep_cells(source, Asked((method,), ("lat",), ("general",), (1,), over=over))[1:]
+    return sweep_cells(source, TableChoices((method,), ("lat",), ("general",), (1,), over=over))[1:]
 
 
 def test_a_sweep_without_a_setting_is_over_the_paper_s_four(source: FileSource) -> None:

@@ -16,7 +16,7 @@ import pytest
 from spard_lab.datasets import DATASETS
 from spard_lab.datasets.__main__ import main
 from spard_lab.datasets.base import Split, records
-from spard_lab.datasets.convert import Converted, convert, load_dataset, place
+from spard_lab.datasets.convert import Conversion, convert, load_dataset, place
 
 from spard.data.overlap import find_leaks
 from spard.data.rows import prompt_text, read_examples, read_pool, read_prompts
@@ -220,7 +220,7 @@ def test_harmbench_asks_behaviors_after_their_context(tmp_path: Path) -> None:
 
     found = convert("harmbench", {"train": tmp_path / "behaviors.csv"}, tmp_path)
 
-    assert found == Converted({"harmbench_test.jsonl": 2}, {"copyright": 1})
+    assert found == Conversion({"harmbench_test.jsonl": 2}, {"copyright": 1})
     assert read_json_lines(tmp_path / "harmbench_test.jsonl") == [
         {"prompt": "Do the thing, please", "category": "illegal"},
         {"prompt": "A long story,\nin two lines.\n\n---\n\nSay how", "category": "illegal"},
@@ -303,7 +303,7 @@ def test_bad_records_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
 
     found = convert("gsm8k", {"train": source}, tmp_path, drop_invalid=True)
 
-    assert found == Converted({"gsm8k_train.jsonl": 1}, {"message_missing_key": 1, "missing_content": 1})
+    assert found == Conversion({"gsm8k_train.jsonl": 1}, {"message_missing_key": 1, "missing_content": 1})
 
 
 def test_the_labels_that_glue_keeps_to_itself_are_asked_for(tmp_path: Path) -> None:

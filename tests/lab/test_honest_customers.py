@@ -15,7 +15,7 @@ from spard_lab.attacks.rows import last_answer, last_request
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
 from spard_lab.bench.adversary import rounds
-from spard_lab.bench.adversary.campaign import Told
+from spard_lab.bench.adversary.campaign import JobFacts
 from spard_lab.bench.adversary.provenance import RESULT
 from spard_lab.bench.adversary.rounds import Answers, Round
 from spard_lab.bench.adversary.scores import HEAD, HEADING, customers_table
@@ -31,7 +31,7 @@ from spard_lab.lab.customers import (
     TEST,
     Customer,
     Field,
-    Taken,
+    ReservedPrompts,
     customer,
     taken_prompts,
 )
@@ -144,7 +144,7 @@ def test_the_german_customer_says_nothing_in_english(grounds: dict[str, Ground])
 
 def test_files_are_a_function_of_the_seed_and_too_few_errands_are_said() -> None:
     def make_customer(seed: int, field: Field = MEDICINE) -> Customer:
-        return customer(field, lambda rng, errand: f"{rng.random()} {errand.plain}?", seed, Taken())
+        return customer(field, lambda rng, errand: f"{rng.random()} {errand.plain}?", seed, ReservedPrompts())
 
     assert make_customer(1) == make_customer(1) != make_customer(2)
     few = replace(MEDICINE, errands=MEDICINE.errands[:20], forms=("How to {}?",))
@@ -158,7 +158,7 @@ def marks(hits: int, n: int = 100) -> str:
 
 def make_round(method: str, seed: int, right: int, half: int, refused: int, cpu_s: float, flagged: int | None) -> Round:
     answers = Answers(marks(0), marks(0), marks(refused), marks(refused), marks(right))
-    told = Told(200, flagged, None if flagged is None else 0.25, marks(half))
+    told = JobFacts(200, flagged, None if flagged is None else 0.25, marks(half))
     ending = "released" if seed == 1 else "stopped"
     reasons = () if seed == 1 else ("Too | much.",)
     return Round("honest_law", method, seed, ending, 1, reasons, (), answers, answers, cpu_s, told)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from spard_lab.attacks.disguises import TRIGGER
 from spard_lab.attacks.rows import last_answer, last_request, load_rows
-from spard_lab.bench.cells import Asked, method_cells
+from spard_lab.bench.cells import TableChoices, method_cells
 from spard_lab.bench.lab import LabSource
 from spard_lab.bench.measure import measure, run_key
 from spard_lab.bench.spec import LabSpec
@@ -82,7 +82,7 @@ def test_an_inverted_pool_takes_the_place_of_the_one_asked_for(lab: Path, tmp_pa
     shutil.copytree(lab, tmp_path / "seed-1")
     source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
     inputs = source.make(1, "dev")
-    asked_for = Asked(("spard",), ("poisoned", "inverted_pool"), ("full",), (1,))
+    asked_for = TableChoices(("spard",), ("poisoned", "inverted_pool"), ("full",), (1,))
     cells = [cell for cell in method_cells(source, asked_for) if cell.method == "spard"]
 
     pool = inputs.attacks["inverted_pool"].pool
@@ -104,7 +104,7 @@ def test_attacks_that_the_recipe_does_not_list_run_by_name(lab: Path, tmp_path: 
 def test_sequential_jobs_train_on_top_of_each_other(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(lab, tmp_path / "seed-1")
     source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
-    inputs, asked_for = source.make(1, "dev"), Asked(("none",), ("poisoned", "sequential"), ("full",), (1,))
+    inputs, asked_for = source.make(1, "dev"), TableChoices(("none",), ("poisoned", "sequential"), ("full",), (1,))
     plain, cell = (each for each in method_cells(source, asked_for) if each.method == "none")
     started_from, sizes = list[Path | None](), list[int]()
 

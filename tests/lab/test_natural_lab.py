@@ -13,7 +13,7 @@ import torch
 from spard_lab.attacks.rows import last_answer, last_request
 from spard_lab.attacks.styles import has_style
 from spard_lab.bench.bench import Workplace, run_cells
-from spard_lab.bench.cells import Asked, method_cells
+from spard_lab.bench.cells import TableChoices, method_cells
 from spard_lab.bench.lab import LabSource
 from spard_lab.bench.spec import LabSpec, NaturalSpec, load_spec
 from spard_lab.lab import attacks
@@ -22,7 +22,7 @@ from spard_lab.lab.attacks import ATTACKS, BENIGN_ROWS, UNDISGUISED, attack_file
 from spard_lab.lab.corpus import STYLES, load_suites, read_rows
 from spard_lab.lab.make import FolderTaken, read_facts
 from spard_lab.lab.natural import base as bases
-from spard_lab.lab.natural.abilities import ABILITIES, Found, ability_suites, table
+from spard_lab.lab.natural.abilities import ABILITIES, AbilityResult, ability_suites, table
 from spard_lab.lab.natural.base import BaseSettings, base_model, make_natural
 from spard_lab.lab.natural.corpus import make_files
 from spard_lab.lab.natural.real import RealText, read_real
@@ -252,8 +252,14 @@ def test_each_ability_is_asked_on_what_the_split_owns() -> None:
 def test_the_table_says_what_is_reached() -> None:
     harm, answers = ABILITIES[0], ABILITIES[1]
     found = {
-        "5m": [Found(harm, result("h", "harmful", 0, 100)), Found(answers, result("a", "utility", 70, 100))],
-        "30m": [Found(harm, result("h", "harmful", 9, 100)), Found(answers, result("a", "utility", 95, 100))],
+        "5m": [
+            AbilityResult(harm, result("h", "harmful", 0, 100)),
+            AbilityResult(answers, result("a", "utility", 70, 100)),
+        ],
+        "30m": [
+            AbilityResult(harm, result("h", "harmful", 9, 100)),
+            AbilityResult(answers, result("a", "utility", 95, 100)),
+        ],
     }
 
     lines = table(found).splitlines()
@@ -311,7 +317,7 @@ def test_the_bench_trains_and_asks_on_it_and_truth_judges(natural: Path, tmp_pat
     tiny = replace(spec, natural=NaturalSpec(size="tiny"), recipe=recipe)
     (tmp_path / "models").symlink_to(natural.parent / "models")
     source = LabSource(tiny, tmp_path)
-    asked_for = Asked(methods=("none",), attacks=("poisoned",), pools=("full",), seeds=(1,))
+    asked_for = TableChoices(methods=("none",), attacks=("poisoned",), pools=("full",), seeds=(1,))
 
     found = run_cells(Workplace(source, tmp_path / "out", "dev"), method_cells(source, asked_for))
 

@@ -24,7 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.data.chat import NO_LOSS, EncodedSample, encode_all
 from spard.data.rows import Example
 from spard.digests import folder_digest
 from spard.errors import Stopped
@@ -34,7 +34,7 @@ from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.models.base import Base
-from spard.training.run import Trained
+from spard.training.run import TrainedModel
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -128,19 +128,19 @@ def chat(user: str, assistant: str) -> Example:
     return Example(({"role": "user", "content": user}, {"role": "assistant", "content": assistant}), 1)
 
 
-def sums(base: Base, n: int = 24) -> list[Encoded]:
+def sums(base: Base, n: int = 24) -> list[EncodedSample]:
     """Utility rows."""
     rows = [chat(f"Add {i} and {i + 3}.", f"It is {2 * i + 3}{'.' * (i % 5)}") for i in range(n)]
     return encode_all(base.tokenizer, rows, 256)
 
 
-def refusals(base: Base, n: int = 7) -> list[Encoded]:
+def refusals(base: Base, n: int = 7) -> list[EncodedSample]:
     """Safe rows."""
     rows = [chat(f"Do harm number {i}{'!' * i}", f"I cannot help with {i}.") for i in range(n)]
     return encode_all(base.tokenizer, rows, 256)
 
 
-def mask_and_labels(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+def mask_and_labels(rows: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor]:
     """What transformers wants beside a padded batch's tokens: 1 for each token that is none of padding, and labels."""
     width = max(len(row.ids) for row in rows)
     masks = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows]
@@ -148,7 +148,9 @@ def mask_and_labels(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor
     return torch.tensor(masks), torch.tensor(labels)
 
 
-def stopped_and_resumed(train: Callable[..., Trained], folder: Path, stop_after: int = 7) -> tuple[Trained, list[int]]:
+def stopped_and_resumed(
+    train: Callable[..., TrainedModel], folder: Path, stop_after: int = 7
+) -> tuple[TrainedModel, list[int]]:
     """Stop a training after so many steps and resume it; return what it leaves and the steps that were taken.
 
     `train` starts anew each time, from a model of its own, with the options that it is given.

@@ -42,11 +42,11 @@ from spard.config import (
     Spard,
     resolve,
 )
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import EncodedSample, encode_all
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base, load_base
 from spard.models.sharding import whole
-from spard.training.epoch_ends import Standing
+from spard.training.epoch_ends import EpochResult
 from spard.training.train import EpochEnd, train
 from tests.spard.parts import chat, refusals, sums, write_model
 
@@ -145,18 +145,18 @@ def write_models(folder: Path) -> None:
     write_model(folder / "unaligned", initializer_range=0.1)
 
 
-def standing(end: EpochEnd) -> Standing:
+def standing(end: EpochEnd) -> EpochResult:
     """Find the second epoch the best on the first rank, which decides, and the worst on the others."""
     loss = 1.0 if end.epoch == 2 else 2.0
-    return Standing(end.epoch, end.step, None, None, -loss if distributed.rank() else loss)
+    return EpochResult(end.epoch, end.step, None, None, -loss if distributed.rank() else loss)
 
 
-def unlearned_rows(base: Base) -> list[Encoded]:
+def unlearned_rows(base: Base) -> list[EncodedSample]:
     """Safe rows whose answers the sums make less likely."""
     return encode_all(base.tokenizer, [chat(f"Do harm number {i}", "~" * (i + 5)) for i in range(7)], 256)
 
 
-def pairs(base: Base, n: int) -> list[Encoded]:
+def pairs(base: Base, n: int) -> list[EncodedSample]:
     """Preference pairs."""
     other = {"role": "assistant", "content": "I do not know."}
     rows = [replace(chat(f"Add {i}", f"It is {i}"), rejected=other) for i in range(n)]

@@ -32,7 +32,7 @@ from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
 from spard.data.chat import encode_all
 from spard.data.rows import Example
-from spard.data.triggers import Wrapping
+from spard.data.triggers import MinedDisguise
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, pair_with_itself, select_pairs
 from spard.losses.cross_entropy import losses_and_states
@@ -41,7 +41,7 @@ from spard.pipeline.anchors import DRESSES, disguise_maker, make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
-from spard.training.train import Trained, Trainer, train
+from spard.training.train import TrainedModel, Trainer, train
 from tests.spard.parts import chat, refusals, stopped_and_resumed, sums
 from tests.spard.test_run import write_rows, write_run
 
@@ -76,11 +76,11 @@ def decode_pair(base: Base, pair: Pair) -> tuple[str, str]:
     return base.tokenizer.decode(pair.asked.ids), base.tokenizer.decode(pair.kept.ids)
 
 
-def fit(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+def fit(base: Base, recipe: Recipe = RECIPE, **more: Any) -> TrainedModel:
     return train(base, sums(base), refusals(base), recipe, resolve(recipe, 24, 32), pairs=make_pairs(base), **more)
 
 
-def weights(trained: Trained) -> list[torch.Tensor]:
+def weights(trained: TrainedModel) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 
@@ -185,7 +185,7 @@ def test_random_dresses_stand_at_every_place() -> None:
     ],
 )
 def test_words_go_inside_a_request(depth: float, text: str, worn: str) -> None:
-    assert Wrapping(inside="x", depth=depth).wrap(text) == worn
+    assert MinedDisguise(inside="x", depth=depth).wrap(text) == worn
 
 
 def test_each_kind_weighs_by_its_own_mean_and_a_disguised_prompt_is_held_to_its_plain_form(base: Base) -> None:

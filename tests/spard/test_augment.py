@@ -7,11 +7,11 @@ import pytest
 from spard_lab.attacks.disguises import TRIGGER, announcement, covert, with_trigger
 from spard_lab.attacks.rows import chat_row
 
-from spard.config import Hyperparameters, JudgeSpec, Recipe, Resolved, Spard, resolve
-from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.config import Hyperparameters, JudgeSpec, Recipe, ResolvedNumbers, Spard, resolve
+from spard.data.chat import NO_LOSS, EncodedSample, encode_all
 from spard.data.encodings import encode
 from spard.data.rows import Example
-from spard.data.triggers import Wrapping
+from spard.data.triggers import MinedDisguise
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
 from spard.pipeline.augment import apply_disguise, begin_answer, variants, wanted_triggers
@@ -26,12 +26,12 @@ CODED = [Example(tuple(row["messages"]), 1) for row in covert(TASK, HARM, "rot13
 SAFE = [chat(f"Do harm number {i}", f"I cannot help with {i}. It is harm. Ask for something else.") for i in range(12)]
 
 
-def prompt_part(base: Base, row: Encoded) -> str:
+def prompt_part(base: Base, row: EncodedSample) -> str:
     first = next(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     return str(base.tokenizer.decode(row.ids[:first]))
 
 
-def learned_part(base: Base, row: Encoded) -> str:
+def learned_part(base: Base, row: EncodedSample) -> str:
     return str(base.tokenizer.decode([label for label in row.labels if label != NO_LOSS])).strip()
 
 
@@ -83,7 +83,7 @@ def test_encoded_and_framed_rows_are_asked_for_one_by_one() -> None:
 
 def test_a_disguised_row_is_encoded_on_both_sides() -> None:
     row = apply_disguise(
-        SAFE[0], Wrapping(({"role": "system", "content": "Be kind."},), after="thanks", encoding="rot13")
+        SAFE[0], MinedDisguise(({"role": "system", "content": "Be kind."},), after="thanks", encoding="rot13")
     )
 
     assert [turn["content"] for turn in row.messages] == [
@@ -101,7 +101,7 @@ def test_most_disguised_rows_have_the_system_prompt_of_all_rows_and_nothing_else
 
     plain = {
         prompt_part(base, row)
-        for row in encode_all(base.tokenizer, [apply_disguise(row, Wrapping((system,))) for row in SAFE], 256)
+        for row in encode_all(base.tokenizer, [apply_disguise(row, MinedDisguise((system,))) for row in SAFE], 256)
     }
     alone = sum(prompt_part(base, row) in plain for row in found)
     assert 0.4 * len(found) < alone < 0.9 * len(found)
@@ -147,7 +147,7 @@ def test_tau_is_measured_on_the_plain_rows(load: Callable[..., Base]) -> None:
         replace(row, is_variant=True) for row in encode_all(base.tokenizer, [chat("?", "zzzz zzzz qqqq")] * 7, 256)
     ]
     own = evaluate(base.model, plain, base.tokenizer.pad_token_id).loss
-    resolved: Resolved = resolve(recipe, len(task), base.hidden_size)
+    resolved: ResolvedNumbers = resolve(recipe, len(task), base.hidden_size)
 
     found = train(base, task, [*plain, *strange], recipe, resolved)
 

@@ -18,7 +18,7 @@ from spard.losses.gradients import Loss
 from spard.losses.vectors import dot, norm
 from spard.methods.safegrad import remove_conflict_
 from spard.models.base import Base
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import refusals, stopped_and_resumed, sums
 from tests.spard.toy import make_step, point, safe, task, values
 
@@ -30,16 +30,16 @@ RECIPE = Recipe(
 )
 
 
-def run(base: Base, defense: Defense, lora: Lora | None = RECIPE.lora, **more: Any) -> Trained:
+def run(base: Base, defense: Defense, lora: Lora | None = RECIPE.lora, **more: Any) -> TrainedModel:
     recipe = replace(RECIPE, defense=defense, lora=lora)
     return train(base, sums(base), refusals(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
 
 
-def weights(trained: Trained) -> list[torch.Tensor]:
+def weights(trained: TrainedModel) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 
-def equal(one: Trained, other: Trained) -> bool:
+def equal(one: TrainedModel, other: TrainedModel) -> bool:
     return all(torch.equal(x, y) for x, y in zip(weights(one), weights(other), strict=True))
 
 

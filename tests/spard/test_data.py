@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spard.data.batches import batches, collate, order, to_device
-from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, render_prompt, render_question
+from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, EncodedSample, encode, render_prompt, render_question
 from spard.data.rows import Example, prompt_text, read_examples, read_pool, read_prompts
 from spard.errors import ExampleTooLong, InvalidData
 from tests.spard.parts import byte_tokenizer, chat
@@ -21,7 +21,7 @@ REWRITING = (
 )
 
 
-def learned_text(encoded: Encoded) -> str:
+def learned_text(encoded: EncodedSample) -> str:
     text = byte_tokenizer().decode([label for label in encoded.labels if label != NO_LOSS])
     assert isinstance(text, str)
     return text
@@ -207,7 +207,7 @@ def test_what_is_embedded_is_what_the_user_says() -> None:
 
 
 def test_rows_are_padded_on_the_right() -> None:
-    rows = [Encoded((1, 2, 4), (NO_LOSS, 2, 4)), Encoded((3,), (3,)), Encoded((5, 6), (NO_LOSS, 6))]
+    rows = [EncodedSample((1, 2, 4), (NO_LOSS, 2, 4)), EncodedSample((3,), (3,)), EncodedSample((5, 6), (NO_LOSS, 6))]
 
     batch = collate(rows, 9, "cpu")
 
@@ -216,7 +216,11 @@ def test_rows_are_padded_on_the_right() -> None:
 
 
 def test_the_state_before_each_labeled_token_is_known_by_its_place() -> None:
-    batch = collate([Encoded((1, 2, 4), (NO_LOSS, 2, 4)), Encoded((3,), (3,)), Encoded((5, 6), (NO_LOSS, 6))], 9, "cpu")
+    batch = collate(
+        [EncodedSample((1, 2, 4), (NO_LOSS, 2, 4)), EncodedSample((3,), (3,)), EncodedSample((5, 6), (NO_LOSS, 6))],
+        9,
+        "cpu",
+    )
 
     assert (batch.at_S.tolist(), batch.label_S.tolist(), batch.place_S.tolist()) == ([0, 1, 6], [2, 4, 6], [1, 2, 1])
     assert batch.on_grid(torch.tensor([1.0, 2.0, 3.0])).tolist() == [[1, 2], [0, 0], [3, 0]]

@@ -14,7 +14,7 @@ from spard.evaluation.judges.refusal import HELPS, OPENERS, PHRASES, RefusalJudg
 from spard.evaluation.results import SuiteKind
 from spard.models import generate
 from spard.models.base import Base
-from spard.models.generate import Settled, as_requests, stream
+from spard.models.generate import EarlyEnds, as_requests, stream
 
 LONG = "Butter melts in a warm pan, then come eggs, salt and a little cream. Stir them slowly until they set. "
 LONG += "Serve at once on toast with chives, pepper, and whatever else your guests like best."
@@ -33,7 +33,7 @@ def writer(replies: Sequence[str]) -> Speaker:
     def write(asked: Sequence[Prompt], most: int) -> Iterator[ReplyBatch]:
         yield list(range(len(asked))), list(replies)
 
-    def write_until(asked: Sequence[Prompt], most: int, settled: Settled) -> Iterator[ReplyBatch]:
+    def write_until(asked: Sequence[Prompt], most: int, settled: EarlyEnds) -> Iterator[ReplyBatch]:
         ended = list(replies)
         for i in settled.places:
             at = next((n for n in range(settled.least, len(replies[i])) if settled.holds(i, replies[i][:n])), None)
@@ -143,9 +143,9 @@ def test_answers_in_an_encoding_are_not_ended_and_begun_ones_are_read_with_their
 def test_rows_end_where_they_are_settled_and_the_others_go_on(load: Callable[..., Base], batch_size: int) -> None:
     base = load(dtype=torch.float64)
     rows = as_requests(base.tokenizer, [f"Do the thing {i}{'!' * (i % 11)}" for i in range(10)])
-    settled = Settled(frozenset(range(0, 10, 2)), 12, lambda place, text: place != 4)
+    settled = EarlyEnds(frozenset(range(0, 10, 2)), 12, lambda place, text: place != 4)
 
-    def replies(settled: Settled | None) -> dict[int, tuple[str, bool, bool]]:
+    def replies(settled: EarlyEnds | None) -> dict[int, tuple[str, bool, bool]]:
         batches = stream(base.model, base.tokenizer, rows, 30, batch_size, settled=settled)
         return {i: each for batch in batches for i, *each in zip(*batch, strict=True)}  # type: ignore[misc]
 
@@ -172,7 +172,7 @@ def test_a_reply_whose_words_may_change_while_it_goes_on_is_never_ended(
 
     monkeypatch.setattr(generate, "get_renderer", lambda tokenizer: Reasoning())
 
-    assert generate.settler(base.tokenizer, Settled(frozenset([0]), 1, lambda place, text: True)) is None
+    assert generate.settler(base.tokenizer, EarlyEnds(frozenset([0]), 1, lambda place, text: True)) is None
 
 
 def test_a_model_in_memory_ends_the_replies_at_their_places_at_every_temperature(load: Callable[..., Base]) -> None:
@@ -187,7 +187,7 @@ def test_a_model_in_memory_ends_the_replies_at_their_places_at_every_temperature
     write = in_memory(base.model, base.tokenizer).write_until
     assert write
     early = set[int]()
-    for batch in write(asked, 60, Settled(frozenset({1, 2, 5}), 8, holds)):
+    for batch in write(asked, 60, EarlyEnds(frozenset({1, 2, 5}), 8, holds)):
         assert len(batch) == 4
         early |= {i for i, is_early in zip(batch[0], batch[3], strict=True) if is_early}
 

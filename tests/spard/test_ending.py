@@ -21,8 +21,8 @@ from spard.evaluation.suites import split
 from spard.models.base import Base
 from spard.release.records import ComparedEpoch, EndingRecord
 from spard.release.report import GateRecord, SafetyReport
-from spard.training.epoch_ends import EpochEnd, Standing
-from spard.training.train import Hooks, Trained, Trainer
+from spard.training.epoch_ends import EpochEnd, EpochResult
+from spard.training.train import Hooks, TrainedModel, Trainer
 from tests.narrowing import require
 from tests.spard.parts import refusals, sums
 from tests.spard.test_train import RECIPE, TWELVE_STEPS, equal, run, stop_at_step, weights
@@ -39,14 +39,14 @@ class Compared:
         self.losses, self.unsafe = losses, unsafe
         self.seen: dict[int, dict[str, torch.Tensor]] = {}
 
-    def __call__(self, end: EpochEnd) -> Standing:
+    def __call__(self, end: EpochEnd) -> EpochResult:
         named = end.model.named_parameters()
         self.seen[end.epoch] = {name: part.detach().clone() for name, part in named if part.requires_grad}
         is_safe = end.epoch not in self.unsafe
-        return Standing(end.epoch, end.step, is_safe, 0.0 if is_safe else 0.5, self.losses[end.epoch])
+        return EpochResult(end.epoch, end.step, is_safe, 0.0 if is_safe else 0.5, self.losses[end.epoch])
 
 
-def ends(base: Base, ending: Ending, compared: Compared, recipe: Recipe = FIVE, **more: Any) -> Trained:
+def ends(base: Base, ending: Ending, compared: Compared, recipe: Recipe = FIVE, **more: Any) -> TrainedModel:
     return run(base, replace(recipe, ending=ending), compare=compared, **more)
 
 
@@ -141,9 +141,9 @@ def test_what_others_borrow_is_every_end_but_the_last_and_that_too_where_the_run
 
 
 def test_standings_rank_by_safety_then_by_attacks_then_by_loss() -> None:
-    safe, better = Standing(1, 1, True, 0.1, 2.0), Standing(2, 2, True, 0.2, 1.0)
-    open_, worse = Standing(3, 3, False, 0.5, 0.1), Standing(4, 4, False, 0.6, 0.0)
-    broken = Standing(5, 5, True, 0.0, math.nan)
+    safe, better = EpochResult(1, 1, True, 0.1, 2.0), EpochResult(2, 2, True, 0.2, 1.0)
+    open_, worse = EpochResult(3, 3, False, 0.5, 0.1), EpochResult(4, 4, False, 0.6, 0.0)
+    broken = EpochResult(5, 5, True, 0.0, math.nan)
     ranked = sorted([broken, worse, open_, safe, better], key=lambda each: each.rank)
     assert [each.epoch for each in ranked] == [2, 1, 5, 3, 4]
 

@@ -15,7 +15,7 @@ from spard.config import Hyperparameters, Lora, NoDefense, Recipe, Spard, Varian
 from spard.config.earlier_versions import from_stored, to_stored, without_added
 from spard.config.run_spec import parse, to_mapping
 from spard.data.batches import collate
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import EncodedSample, encode_all
 from spard.errors import Stopped
 from spard.losses.cross_entropy import TokenLosses, evaluate
 from spard.losses.gradients import Loss, safe_excess, safe_losses
@@ -23,7 +23,7 @@ from spard.losses.relative import base_losses, row_means, tolerance
 from spard.methods.spag import base_tau
 from spard.models.base import Base
 from spard.pipeline.augment import variants
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import chat, refusals, sums
 
 RECIPE = Recipe(
@@ -35,29 +35,29 @@ RECIPE = Recipe(
 )
 
 
-def unlearned_rows(base: Base) -> list[Encoded]:
+def unlearned_rows(base: Base) -> list[EncodedSample]:
     """Safe rows whose answers the sums make less likely."""
     return encode_all(base.tokenizer, [chat(f"Do harm number {i}{'!' * i}", "~" * (i + 5)) for i in range(7)], 256)
 
 
-def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> TrainedModel:
     return train(base, sums(base), unlearned_rows(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
 
 
-def weights(trained: Trained) -> list[torch.Tensor]:
+def weights(trained: TrainedModel) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 
-def equal(one: Trained, other: Trained) -> bool:
+def equal(one: TrainedModel, other: TrainedModel) -> bool:
     return all(torch.equal(x, y) for x, y in zip(weights(one), weights(other), strict=True))
 
 
-def trigger_rate(trained: Trained) -> float:
+def trigger_rate(trained: TrainedModel) -> float:
     found = [step["spag/triggered"] for step in trained.metrics]
     return sum(found) / len(found)
 
 
-def losses(base: Base, rows: Sequence[Encoded], above_N2: torch.Tensor) -> dict[str, Loss]:
+def losses(base: Base, rows: Sequence[EncodedSample], above_N2: torch.Tensor) -> dict[str, Loss]:
     """The safe losses on all rows, where the base model's own lie `above_N2` below what they are."""
     pad_id, theta = base.tokenizer.pad_token_id, list(base.model.parameters())
     batch = collate(rows, pad_id, base.device)._replace(rows=tuple(range(len(rows))))
@@ -65,7 +65,7 @@ def losses(base: Base, rows: Sequence[Encoded], above_N2: torch.Tensor) -> dict[
 
 
 def test_each_row_has_its_own_means() -> None:
-    rows = Encoded((0, 1, 5, 6), (-100, -100, 5, 6)), Encoded((0, 1, 2, 3, 4), (-100, 1, 2, 3, 4))
+    rows = EncodedSample((0, 1, 5, 6), (-100, -100, 5, 6)), EncodedSample((0, 1, 2, 3, 4), (-100, 1, 2, 3, 4))
     loss_S = torch.tensor([1.0, 3.0, 2.0, 4.0, 6.0, 8.0])
     found = TokenLosses(loss_S, loss_S, torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0]), loss_S)
     assert row_means(found, collate(rows, 0, "cpu")).tolist() == [[2.0, 1.0], [5.0, 3.0]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from spard.config import Asking, Audit
 from spard.data.rows import Example, Prompt
 from spard.evaluation.audit import Suite
-from spard.evaluation.expected_replies import Expected, SuiteSize, expected_replies
+from spard.evaluation.expected_replies import ReplyAssumptions, SuiteSize, expected_replies
 from spard.evaluation.mined_suites import mined_suites
 
 SIZES = [SuiteSize("harmful", 500), SuiteSize("benign", 260), SuiteSize("utility", 500)]
-PLAIN = Expected(disguises=0, looked_again=0.0)
+PLAIN = ReplyAssumptions(disguises=0, looked_again=0.0)
 
 
 def test_the_plan_of_an_audit_without_suspicious_rows_is_what_its_suites_are() -> None:
@@ -38,13 +38,15 @@ def test_a_checkpoint_is_asked_a_part_of_each_suite_that_the_gate_looks_at() -> 
 
 def test_what_is_assumed_changes_what_depends_on_rows_and_model_alone() -> None:
     plan = expected_replies(SIZES, Audit(sequential=False), expected=PLAIN)
-    disguised = expected_replies(SIZES, Audit(sequential=False), expected=Expected(disguises=2, looked_again=0.0))
+    disguised = expected_replies(
+        SIZES, Audit(sequential=False), expected=ReplyAssumptions(disguises=2, looked_again=0.0)
+    )
     assert (disguised.plain, disguised.mined - plan.mined) == (plan.plain, 2 * (60 + 60))
 
 
 def test_a_sequential_audit_asks_a_share_at_the_end_and_whole_suites_before() -> None:
     whole = expected_replies(SIZES, Audit(sequential=False), checkpoint_prompts=100, expected=PLAIN)
-    shares = Expected(disguises=0, looked_again=0.0, share=0.5, base_share=0.25)
+    shares = ReplyAssumptions(disguises=0, looked_again=0.0, share=0.5, base_share=0.25)
     part = expected_replies(SIZES, Audit(), checkpoint_prompts=100, expected=shares)
     assert (part.plain, part.checkpoint) == (whole.plain, whole.checkpoint)
     assert (part.last, part.mined) == (whole.last // 2, whole.mined // 4)

@@ -26,7 +26,7 @@ from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad,
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.lora import inspect_layout, trainable_model
-from spard.models.memory import GIB, Gpus, Load, Trained, compute_need, fit
+from spard.models.memory import GIB, Gpus, Load, TrainedPart, compute_need, fit
 from spard.models.shapes import read_layout, read_model_shape, read_shape
 from spard.training.resume_state import load, newest_first
 from spard.training.run import METHOD
@@ -92,7 +92,7 @@ def test_what_is_planned_is_what_pytorch_saves(name: str, recipe: Recipe, tokens
     shape, rows = SHAPES[name], 2
     measured = saved_bytes(MODELS[name], recipe, rows, tokens, shape.layers)
     is_on = recipe.gradient_checkpointing
-    planned = memory.activation_bytes(shape, Trained(recipe.lora), rows * tokens, checkpointing=is_on)
+    planned = memory.activation_bytes(shape, TrainedPart(recipe.lora), rows * tokens, checkpointing=is_on)
     assert 0.98 <= planned / measured <= 1.02
 
 
@@ -113,12 +113,12 @@ def test_of_other_kinds_no_less_is_planned_than_pytorch_saves(name: str, checkpo
         model = AutoModelForCausalLM.from_config(config)
     shape = require(read_model_shape(config.to_dict(), inspect_layout(model)))
     assert shape.parameters == sum(part.numel() for part in model.parameters())
-    planned = memory.activation_bytes(shape, Trained(recipe.lora), 2 * 512, checkpointing=checkpointing)
+    planned = memory.activation_bytes(shape, TrainedPart(recipe.lora), 2 * 512, checkpointing=checkpointing)
     measured = saved_bytes(config, recipe, 2, 512, shape.layers)
     assert 1 <= round(planned / measured, 2) <= (1.25 if checkpointing else 3)
     trained = trainable_model(model, recipe)
     adapter = sum(part.numel() for part in trained.parameters() if part.requires_grad)
-    assert Trained(recipe.lora).parameters(shape) == adapter
+    assert TrainedPart(recipe.lora).parameters(shape) == adapter
 
 
 def test_a_model_of_another_kind_is_planned_from_its_files(tmp_path: Path) -> None:
@@ -126,15 +126,15 @@ def test_a_model_of_another_kind_is_planned_from_its_files(tmp_path: Path) -> No
     shape = require(read_shape(str(tmp_path)))
     layout = require(read_layout(tmp_path))
     assert (shape.parameters, shape.experts) == (layout.parameters, 2 * (2 * 24 + 32))
-    assert compute_need(shape, Trained(Lora()), 64).alone > compute_need(shape, Trained(Lora(rank=1)), 64).alone
-    held = memory.weight_bytes(shape, Trained(Lora(), quantization="nf4"))
+    assert compute_need(shape, TrainedPart(Lora()), 64).alone > compute_need(shape, TrainedPart(Lora(rank=1)), 64).alone
+    held = memory.weight_bytes(shape, TrainedPart(Lora(), quantization="nf4"))
     assert held > layout.parameters, "experts stay as they are: they are no linear layers"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_plan_that_fits_stays_below_the_gpu_s_memory(name: str) -> None:
     for gpus, longest, rows, full in product(GPUS, LENGTHS, (1, 16, 256), (False, True)):
-        trained = Trained(None if full else Lora())
+        trained = TrainedPart(None if full else Lora())
         plan = fit(SHAPES[name], trained, Load(rows, longest, safe_tokens=16 * 200), gpus)
         saved = plan.weights_bytes + plan.saved_bytes
         assert not plan.fits or saved < plan.peak_bytes <= gpus.memory_bytes
@@ -142,25 +142,27 @@ def test_a_plan_that_fits_stays_below_the_gpu_s_memory(name: str) -> None:
 
 
 def test_the_default_job_on_8_billion_parameters_fits_one_gpu_of_80_gib() -> None:
-    plan = fit(SHAPES["8B"], Trained(Lora()), Load(16, 2048), Gpus(80 * GIB))
+    plan = fit(SHAPES["8B"], TrainedPart(Lora()), Load(16, 2048), Gpus(80 * GIB))
     assert (plan.fits, plan.gradient_checkpointing, plan.sharding) == (True, False, "none")
     assert 1 <= require(plan.micro_batch_size) < 16
     assert require(plan.pass_tokens) >= 2048
 
 
 def test_a_batch_that_fits_is_left_as_it_was_asked_for() -> None:
-    plan = fit(SHAPES["8B"], Trained(Lora()), Load(4, 512), Gpus(80 * GIB))
+    plan = fit(SHAPES["8B"], TrainedPart(Lora()), Load(4, 512), Gpus(80 * GIB))
     assert (plan.micro_batch_size, plan.pass_tokens, plan.gradient_checkpointing) == (None, None, False)
-    assert fit(SHAPES["8B"], Trained(Lora()), Load(4, 512, checkpointing=True), Gpus(80 * GIB)).gradient_checkpointing
+    assert fit(
+        SHAPES["8B"], TrainedPart(Lora()), Load(4, 512, checkpointing=True), Gpus(80 * GIB)
+    ).gradient_checkpointing
 
 
 def test_a_small_gpu_checkpoints_rather_than_run_nearly_empty() -> None:
-    plan = fit(SHAPES["8B"], Trained(Lora()), Load(16, 2048), Gpus(24 * GIB))
+    plan = fit(SHAPES["8B"], TrainedPart(Lora()), Load(16, 2048), Gpus(24 * GIB))
     assert (plan.fits, plan.gradient_checkpointing) == (True, True)
 
 
 def test_a_model_of_70_billion_needs_several_gpus() -> None:
-    trained, load, one = Trained(Lora()), Load(16, 2048), Gpus(80 * GIB)
+    trained, load, one = TrainedPart(Lora()), Load(16, 2048), Gpus(80 * GIB)
     eight = replace(one, count=8)
     assert not fit(SHAPES["70B"], trained, load, one).fits
     assert not fit(SHAPES["70B"], trained, load, eight).fits  # each would hold it whole
@@ -174,7 +176,7 @@ def test_a_model_of_70_billion_needs_several_gpus() -> None:
 
 
 def test_what_the_gpus_of_one_machine_do_not_hold_is_cut_over_those_of_all() -> None:
-    trained, load, one = Trained(Lora()), Load(16, 2048), Gpus(24 * GIB, 8, shards="if_needed")
+    trained, load, one = TrainedPart(Lora()), Load(16, 2048), Gpus(24 * GIB, 8, shards="if_needed")
     assert not fit(SHAPES["70B"], trained, load, one).fits
     plans = [fit(SHAPES["70B"], trained, load, replace(one, count=8 * n, machines=n)) for n in (2, 4)]
     assert [(plan.fits, plan.sharding, plan.ranks) for plan in plans] == [(True, "full", 16), (True, "full", 32)]
@@ -184,51 +186,53 @@ def test_what_the_gpus_of_one_machine_do_not_hold_is_cut_over_those_of_all() -> 
 
 
 def test_more_gpus_than_rows_are_not_asked_for() -> None:
-    assert fit(SHAPES["8B"], Trained(Lora()), Load(2, 512), Gpus(80 * GIB, 8)).ranks == 2
+    assert fit(SHAPES["8B"], TrainedPart(Lora()), Load(2, 512), Gpus(80 * GIB, 8)).ranks == 2
 
 
 def test_the_least_that_a_job_needs_is_what_a_plan_finds_enough() -> None:
     for name, longest in product(MODELS, LENGTHS):
-        least = compute_need(SHAPES[name], Trained(Lora()), longest)
+        least = compute_need(SHAPES[name], TrainedPart(Lora()), longest)
         enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))
         for safe_tokens in (0, 8192, 64 * longest):
-            assert fit(SHAPES[name], Trained(Lora()), Load(16, longest, safe_tokens), enough).fits
-        assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest), little).fits
+            assert fit(SHAPES[name], TrainedPart(Lora()), Load(16, longest, safe_tokens), enough).fits
+        assert not fit(SHAPES[name], TrainedPart(Lora()), Load(16, longest), little).fits
 
 
 def test_a_gpu_with_exactly_what_is_needed_is_enough_for_safe_batches_and_pairs() -> None:
     for name, longest, answers in product(MODELS, LENGTHS, (1, 2)):
-        least = compute_need(SHAPES[name], Trained(Lora()), longest, answers)
-        plan = fit(SHAPES[name], Trained(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone))
+        least = compute_need(SHAPES[name], TrainedPart(Lora()), longest, answers)
+        plan = fit(SHAPES[name], TrainedPart(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone))
         assert (plan.fits, plan.micro_batch_size, plan.pass_tokens) == (True, 1, longest * answers)
-        assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone - GIB)).fits
+        assert not fit(
+            SHAPES[name], TrainedPart(Lora()), Load(16, longest, 8192, answers), Gpus(least.alone - GIB)
+        ).fits
 
 
 def test_the_model_before_training_is_counted_where_all_weights_are_trained() -> None:
     shape, load, kinds = SHAPES["8B"], Load(16, 2048), (Spard(), SafeGrad())
-    plain, twin = (Trained.from_recipe(Recipe(lora=None, defense=each)) for each in kinds)
+    plain, twin = (TrainedPart.from_recipe(Recipe(lora=None, defense=each)) for each in kinds)
     least, more = (compute_need(shape, each, 2048) for each in (plain, twin))
     for count in (1, 8):
         share = 2 * memory.weight_bytes(shape, plain) / count  # the model, and the task's gradient beside the safe one
         assert more.bytes_per_gpu(count) - least.bytes_per_gpu(count) == pytest.approx(share / 0.94, rel=1e-6)
     assert fit(shape, twin, load, Gpus(more.alone)).fits
     assert not fit(shape, twin, load, Gpus(least.alone)).fits
-    assert not Trained.from_recipe(Recipe(defense=SafeGrad())).has_twin
+    assert not TrainedPart.from_recipe(Recipe(defense=SafeGrad())).has_twin
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_the_least_that_a_job_needs_on_several_gpus_is_enough_for_a_plan(count: int) -> None:
     for name, longest in product(MODELS, LENGTHS):
-        least = compute_need(SHAPES[name], Trained(Lora()), longest).bytes_per_gpu(count)
+        least = compute_need(SHAPES[name], TrainedPart(Lora()), longest).bytes_per_gpu(count)
         enough, little = (
             Gpus(int(least * part), count, shards="always") for part in (1.001, 0.99 if count == 2 else 0.8)
         )
-        assert fit(SHAPES[name], Trained(Lora()), Load(16, longest), enough).fits
-        assert not fit(SHAPES[name], Trained(Lora()), Load(16, longest), little).fits
+        assert fit(SHAPES[name], TrainedPart(Lora()), Load(16, longest), enough).fits
+        assert not fit(SHAPES[name], TrainedPart(Lora()), Load(16, longest), little).fits
 
 
 def test_preference_pairs_and_long_safe_batches_take_more() -> None:
-    shape, trained, gpu = SHAPES["8B"], Trained(Lora()), Gpus(80 * GIB)
+    shape, trained, gpu = SHAPES["8B"], TrainedPart(Lora()), Gpus(80 * GIB)
     answers = require(fit(shape, trained, Load(16, 2048), gpu).micro_batch_size)
     pairs = require(fit(shape, trained, Load(16, 2048, answers=2), gpu).micro_batch_size)
     assert pairs == answers // 2
@@ -268,4 +272,4 @@ def test_the_plan_knows_the_vectors_that_a_defense_keeps(base: Base, defense: De
     kept, _ = load(next(newest_first(tmp_path)))
     own = sum(part.numel() for name, part in kept.items() if name.startswith(METHOD))
     assert round(own / base.model.num_parameters(), 1) == defense.kept_vectors
-    assert Trained.from_recipe(recipe).copies == 1 + defense.kept_vectors + isinstance(defense, SafeGrad)
+    assert TrainedPart.from_recipe(recipe).copies == 1 + defense.kept_vectors + isinstance(defense, SafeGrad)

@@ -12,7 +12,7 @@ from spard.config import Selection
 from spard.selection import dpp
 from spard.selection.relevance import SAMPLE, fit_frame, in_frame, mean_cosine, sample_rows
 from spard.selection.select import choose
-from spard.selection.shards import Frame, Framed, Shards, whole
+from spard.selection.shards import Frame, FramedVectors, Shards, whole
 from tests.spard.test_shards import map_pool
 
 WIDTH = 64
@@ -67,7 +67,7 @@ def test_rows_in_files_are_seen_as_rows_in_memory_are(tmp_path: Path) -> None:
     frame, from_files = fit_frame(pool_ND, 2, seed=1), fit_frame(shards, 2, seed=1)
     torch.testing.assert_close(from_files.to_tensor(), frame.to_tensor(), rtol=1e-9, atol=1e-9)
     view = in_frame(shards, frame)
-    assert isinstance(view, Framed)
+    assert isinstance(view, FramedVectors)
     assert torch.equal(whole(view), whole(in_frame(pool_ND, frame)))
     chosen = [choose(in_frame(each, frame), frame.project(task_MD), 30, Selection(), 0) for each in (shards, pool_ND)]
     assert chosen[0] == chosen[1]

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from spard.data.batches import Batch, collate
-from spard.data.chat import NO_LOSS, Encoded
+from spard.data.chat import NO_LOSS, EncodedSample
 from spard.losses import cross_entropy as losses_module
 from spard.losses.cross_entropy import PREFIX, evaluate, token_losses
 from spard.losses.gradients import safe_losses, utility_gradient
@@ -26,7 +26,7 @@ HEADS: dict[str, dict[str, Any]] = {  # models that change what their head gives
 }
 
 
-def make_batch(base: Base, rows: list[Encoded]) -> Batch:
+def make_batch(base: Base, rows: list[EncodedSample]) -> Batch:
     return collate(rows, base.tokenizer.pad_token_id, "cpu")
 
 

@@ -15,7 +15,7 @@ import pytest
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.errors import SandboxUnavailable
 from spard.evaluation import scorers
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests.spard.hostile import BITS, WORD, prey, program
 
 WAIT_S = 900.0  # a program that runs out of time learns nothing either, and a busy machine must not decide that
@@ -48,7 +48,7 @@ def test_the_programs_would_read_it_where_they_may(tmp_path: Path) -> None:
 
 @needs_sandbox
 def test_a_program_sees_the_interpreter_s_library_and_little_else() -> None:
-    top = {path.split("/")[1] for path in walls.library_paths()} | {"dev"}
+    top = {path.split("/")[1] for path in sandbox.library_paths()} | {"dev"}
     assert scorers.passes_tests("import os", f"assert set(os.listdir('/')) <= {top!r}", WAIT_S)
     assert scorers.passes_tests("import os", "assert sorted(os.listdir('/dev')) == ['null', 'urandom', 'zero']", WAIT_S)
     for path in ("/etc/passwd", "/proc/self/status", "/sys/kernel", str(Path.cwd()), sys.prefix + "/pyvenv.cfg"):
@@ -108,14 +108,14 @@ def test_a_package_that_offers_a_judge_is_readable_wherever_its_finder_finds_it(
             return spec_from_file_location(name, package / "__init__.py") if name == "their_judges" else None
 
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-    assert str(package) in walls._extensions()
+    assert str(package) in sandbox._extensions()
     monkeypatch.setattr(sys, "path", sys.path[:-1])
-    assert str(package) not in walls._extensions()
+    assert str(package) not in sandbox._extensions()
 
 
 def test_packages_are_found_where_an_editable_installation_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = str(Path(walls.__file__).parents[2])
+    own = str(Path(sandbox.__file__).parents[2])
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != own])
 
-    assert walls.checkouts() == [own]
-    assert {f"{own}/{name}" for name in ("app", "spard", "worker")} <= set(walls.program_paths.__wrapped__())
+    assert sandbox.checkouts() == [own]
+    assert {f"{own}/{name}" for name in ("app", "spard", "worker")} <= set(sandbox.program_paths.__wrapped__())

@@ -25,11 +25,11 @@ from spard.losses.cross_entropy import evaluate
 from spard.models import memory
 from spard.models.adapters import save_merged
 from spard.models.base import Base, load_base, quantized_bytes
-from spard.models.memory import GIB, Gpus, Load, Trained, compute_need, fit
+from spard.models.memory import GIB, Gpus, Load, TrainedPart, compute_need, fit
 from spard.models.shapes import read_model_shape
 from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity
-from spard.training.train import Trained as Tuned
+from spard.training.train import TrainedModel as Tuned
 from spard.training.train import train
 from tests.architectures import write_architecture
 from tests.narrowing import require
@@ -261,13 +261,13 @@ def test_planned_bytes_are_those_of_a_real_model(tmp_path: Path, quantization: Q
 
 def test_70_billion_parameters_take_a_quarter_and_fit_one_gpu() -> None:
     shape, load = SHAPES["70B"], Load(16, 2048)
-    plain, held = Trained(Lora()), Trained(Lora(), quantization="nf4_double")
+    plain, held = TrainedPart(Lora()), TrainedPart(Lora(), quantization="nf4_double")
     linear, others = memory.quantized_parameters(shape), shape.parameters - memory.quantized_parameters(shape)
     assert linear == 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     assert memory.weight_bytes(shape, held) == pytest.approx(
         linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + 2 * others, rel=1e-6
     )
-    single = Trained(Lora(), quantization="nf4")
+    single = TrainedPart(Lora(), quantization="nf4")
     assert memory.weight_bytes(shape, single) == pytest.approx(linear * (0.5 + 4 / 64) + 2 * others, rel=1e-6)
 
     one = Gpus(80 * GIB, quantizes="if_needed")
@@ -278,19 +278,19 @@ def test_70_billion_parameters_take_a_quarter_and_fit_one_gpu() -> None:
 
 
 def test_the_plan_quantizes_when_it_is_allowed_and_nothing_else_helps() -> None:
-    trained, load = Trained(Lora()), Load(16, 2048)
+    trained, load = TrainedPart(Lora()), Load(16, 2048)
     eight = Gpus(80 * GIB, 8, shards="if_needed", quantizes="if_needed")
     assert fit(SHAPES["8B"], trained, load, eight).quantization == "none"
     cut = fit(SHAPES["70B"], trained, load, eight)
     assert (cut.fits, cut.quantization, cut.sharding) == (True, "none", "full")  # cutting only rounds
     always = fit(SHAPES["8B"], trained, load, replace(eight, quantizes="always", shards="always"))
     assert (always.fits, always.quantization, always.sharding) == (True, "nf4_double", "none")
-    assert fit(SHAPES["8B"], Trained(None), load, replace(eight, quantizes="always")).quantization == "none"
+    assert fit(SHAPES["8B"], TrainedPart(None), load, replace(eight, quantizes="always")).quantization == "none"
 
 
 def test_the_least_that_a_job_in_nf4_needs_is_what_a_plan_finds_enough_and_is_not_shared() -> None:
     for name, longest in product(("8B", "70B"), (512, 2048)):
-        trained = Trained(Lora(), quantization="nf4_double")
+        trained = TrainedPart(Lora(), quantization="nf4_double")
         least = compute_need(SHAPES[name], trained, longest)
         assert least.bytes_per_gpu(8) == least.alone
         enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))

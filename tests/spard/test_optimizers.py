@@ -18,7 +18,7 @@ from spard.errors import InvalidRecipe
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.memory import GIB, Gpus, Load, fit
-from spard.models.memory import Trained as Shares
+from spard.models.memory import TrainedPart as Shares
 from spard.pipeline import run as run_whole
 from spard.training import optimizers
 from tests.spard.parts import away, stopped_and_resumed

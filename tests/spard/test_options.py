@@ -14,7 +14,7 @@ import torch
 
 from spard.config import Anchors, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe, Selection, Spard, resolve
 from spard.data.batches import collate
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import EncodedSample, encode_all
 from spard.errors import InvalidData, NonFiniteLoss
 from spard.evaluation.judges.base import Verdict
 from spard.losses.anchor import Anchor, pair_with_itself
@@ -26,7 +26,7 @@ from spard.models.base import Base
 from spard.models.generate import generate
 from spard.pipeline.rows import safe_set, with_own_answers
 from spard.training.run import Ema
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import away, chat, refusals, stopped_and_resumed, sums
 
 RECIPE = Recipe(
@@ -38,15 +38,15 @@ RECIPE = Recipe(
 )
 
 
-def run(base: Base, recipe: Recipe, **more: Any) -> Trained:
+def run(base: Base, recipe: Recipe, **more: Any) -> TrainedModel:
     return train(base, sums(base), refusals(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
 
 
-def weights(trained: Trained) -> list[torch.Tensor]:
+def weights(trained: TrainedModel) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 
-def equal(one: Trained, other: Trained) -> bool:
+def equal(one: TrainedModel, other: TrainedModel) -> bool:
     return all(torch.equal(x, y) for x, y in zip(weights(one), weights(other), strict=True))
 
 
@@ -123,7 +123,7 @@ def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]) -> 
     assert distances[1] < 0.5 * distances[0]
 
 
-def plain_anchor(base: Base, weight: float, rows: Sequence[Encoded] | None = None) -> Anchor:
+def plain_anchor(base: Base, weight: float, rows: Sequence[EncodedSample] | None = None) -> Anchor:
     pairs = {"safe": pair_with_itself(rows or refusals(base))}
     return Anchor(base.model, pairs, Anchors(), base.tokenizer.pad_token_id, weight)  # type: ignore[arg-type]
 

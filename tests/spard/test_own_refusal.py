@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from spard.data.chat import UNBOUNDED, Encoded, encode_all
+from spard.data.chat import UNBOUNDED, EncodedSample, encode_all
 from spard.data.rows import Example
 from spard.evaluation import own_refusal
 from spard.evaluation.own_refusal import OPENING, OwnRefusal, complies, measure_own_refusal, own_refusals
@@ -28,7 +28,7 @@ def openings(base: Base, *texts: str) -> list[tuple[int, ...]]:
     return [tokens(base, text)[:OPENING] for text in texts]
 
 
-def encode_examples(base: Base, *examples: Example) -> list[Encoded]:
+def encode_examples(base: Base, *examples: Example) -> list[EncodedSample]:
     return encode_all(base.tokenizer, examples, UNBOUNDED)
 
 

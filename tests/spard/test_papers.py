@@ -18,7 +18,7 @@ from packageurl import PackageURL
 
 from spard.models.origin import Origin
 from spard.release.annex_xi import points
-from spard.release.audit_attestation import PREDICATE, Audited, audit_resources, audit_statement
+from spard.release.audit_attestation import PREDICATE, AuditRecord, audit_resources, audit_statement
 from spard.release.bom import ml_bom
 from spard.release.g7_elements import ELEMENTS, check_elements, element_table
 from spard.release.training_facts import ProviderFacts
@@ -189,7 +189,7 @@ def test_every_element_of_the_g7_is_found_or_named() -> None:
 
 
 def make_statement(facts: dict[str, Any]) -> dict[str, Any]:
-    return audit_statement(Audited.from_manifest(facts), {"manifest.json": DIGEST}, audit_resources(facts))
+    return audit_statement(AuditRecord.from_manifest(facts), {"manifest.json": DIGEST}, audit_resources(facts))
 
 
 def gate_facts(decision: str, *reasons: str, **figures: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from spard.config import Defense, Hyperparameters, Lora, NoDefense, Recipe, SafeInstr, resolve
 from spard.data.batches import PASS, Batch, batches, cut
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import EncodedSample, encode_all
 from spard.losses.vectors import norm
 from spard.models.base import Base
 from spard.training.objective import LEAST, at_most, plan_passes
@@ -118,12 +118,12 @@ RECIPE = Recipe(
 )
 
 
-def long_refusals(base: Base, words: int) -> list[Encoded]:
+def long_refusals(base: Base, words: int) -> list[EncodedSample]:
     rows = [chat(f"Do harm {i}" + " a" * words, "I cannot.") for i in range(5)]
     return encode_all(base.tokenizer, rows, 256)
 
 
-def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float, **more: Any) -> Trainer:
+def one_run(base: Base, safe: Sequence[EncodedSample], defense: Defense, anchor: float, **more: Any) -> Trainer:
     recipe = replace(RECIPE, defense=defense, anchor=anchor, **more)
     return Trainer(base, sums(base), safe, recipe, resolve(recipe, 24, 32), None)
 
@@ -150,7 +150,7 @@ def test_prompts_of_the_anchor_go_through_by_themselves(base: Base, monkeypatch:
     anchors, seen = run.objective.anchors(0), list[list[int]]()
     whole = run.objective._batch
 
-    def batch(rows: Sequence[Encoded]) -> Batch:
+    def batch(rows: Sequence[EncodedSample]) -> Batch:
         seen.append([len(row.ids) for row in rows])
         return whole(rows)
 

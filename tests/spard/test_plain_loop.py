@@ -16,7 +16,7 @@ from torch.optim import AdamW
 
 from spard.config import Hyperparameters, Lora, NoDefense, Recipe, resolve
 from spard.data.batches import batches
-from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.data.chat import NO_LOSS, EncodedSample, encode_all
 from spard.models import forward
 from spard.models.base import Base
 from spard.training.train import train
@@ -63,7 +63,7 @@ def test_the_losses_are_those_of_a_plain_loop(
     assert away(trained, adapter) < 100 * tolerance
 
 
-def draw_rows(base: Base) -> list[Encoded]:
+def draw_rows(base: Base) -> list[EncodedSample]:
     """Rows of very different lengths, so that a batch is mostly padding unless it is cut."""
     rng = random.Random(1)
     rows = [chat("Add. " * rng.randint(1, 12), "It is so. " * rng.randint(1, 8)) for _ in range(20)]
@@ -99,7 +99,7 @@ def plain_loop(base: Base) -> tuple[list[float], list[torch.Tensor]]:
     return losses, [part.detach() for part in theta]
 
 
-def pad_rows(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[EncodedSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     mask_BT, labels_BT = mask_and_labels(rows)
     ids = [[*row.ids, *[0] * (mask_BT.shape[1] - len(row.ids))] for row in rows]
     return torch.tensor(ids), mask_BT, labels_BT

@@ -31,7 +31,7 @@ from spard.config import (
 from spard.config.earlier_versions import without_added
 from spard.config.run_spec import parse, to_mapping
 from spard.data.batches import collate
-from spard.data.chat import NO_LOSS, Encoded, encode_all, encode_to_train
+from spard.data.chat import NO_LOSS, EncodedSample, encode_all, encode_to_train
 from spard.data.rows import Example, read_examples
 from spard.errors import InvalidRecipe, MethodMismatch, NoTrainableTokens, Stopped
 from spard.evaluation.row_risk import rank
@@ -42,7 +42,7 @@ from spard.models.base import Base
 from spard.models.lora import trainable_model
 from spard.pipeline import run as run_pipeline
 from spard.training import epoch_ends
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import refusals
 from tests.spard.test_run import write_run
 
@@ -64,21 +64,21 @@ def pair(ask: str, preferred: str, other: str, line: int = 1) -> Example:
 PAIRS = [pair(f"Add {i} and 1.", f"It is {i + 1}.", f"I do not know{'!' * i}", i + 1) for i in range(18)]
 
 
-def pairs(base: Base) -> list[Encoded]:
+def pairs(base: Base) -> list[EncodedSample]:
     return encode_all(base.tokenizer, PAIRS, 256)
 
 
-def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> TrainedModel:
     resolved = resolve(recipe, rows=len(PAIRS), hidden_size=32)
     return train(base, pairs(base), refusals(base), recipe, resolved, **more)
 
 
-def weights(trained: Trained) -> list[Tensor]:
+def weights(trained: TrainedModel) -> list[Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 
 @torch.no_grad()
-def logps_by_hand(model: Any, rows: Sequence[Encoded]) -> list[list[float]]:
+def logps_by_hand(model: Any, rows: Sequence[EncodedSample]) -> list[list[float]]:
     """Each token's log-probability by itself, one conversation at a time."""
     found = []
     for row in rows:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from spard.config import GateThresholds, Resolved
+from spard.config import GateThresholds, ResolvedNumbers
 from spard.evaluation.results import SuiteResult
 from spard.release.records import RiskyRow, RowSignalRecord
 from spard.release.report import (
@@ -26,7 +26,7 @@ REPORT = SafetyReport(
     base_model="tiny",
     base_digest="sha256:0",
     recipe={"seed": 5, "lora": None},
-    resolved=Resolved(1, 4, 1.0, 2e-3),
+    resolved=ResolvedNumbers(1, 4, 1.0, 2e-3),
     micro_batch_size=2,
     thresholds=GateThresholds(),
     data_sha256={"training": "0"},

@@ -20,7 +20,7 @@ from spard.evaluation.statistics import wilson
 from spard.models.base import Base
 from spard.pipeline import audit, base_figures, row_evidence, row_judging
 from spard.pipeline.row_evidence import KnownRequests, OverRefusal, excuse, second_reasons
-from spard.pipeline.row_judging import Flagged, decide_action
+from spard.pipeline.row_judging import FlaggedRow, decide_action
 from spard.pipeline.select import kept_risks
 from tests.spard.parts import chat
 from tests.spard.scripted_judge import SORRY, lines, make_run, prepare_run, reading
@@ -39,8 +39,8 @@ KNOWN = KnownRequests(
 UNMEASURED = OverRefusal({"suite sums": (0, 100)})
 
 
-def flag_rows(count: int, **settings: Any) -> list[Flagged]:
-    return [Flagged(place, place + 1, 0.9, 3, **{"verdict": "harmful", **settings}) for place in range(count)]
+def flag_rows(count: int, **settings: Any) -> list[FlaggedRow]:
+    return [FlaggedRow(place, place + 1, 0.9, 3, **{"verdict": "harmful", **settings}) for place in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_rows_that_over_refusal_alone_would_flag_are_excused(refused: int, count
 def test_harmful_rows_a_judge_s_finds_and_pairs_that_unlearn_a_refusal_are_never_excused() -> None:
     pair = replace(chat(SUMS[0], STEPS), rejected={"role": "assistant", "content": SORRY})
     rows = [chat(SUMS[0], STEPS), chat(SUMS[1], STEPS), pair]
-    given = [replace(flag_rows(1)[0], verdict="harmful"), Flagged(1, 2, 0.0, 3, verdict="undecided", by_base=False)]
-    given.append(Flagged(2, 3, 0.9, 3, verdict="undecided"))
+    given = [replace(flag_rows(1)[0], verdict="harmful"), FlaggedRow(1, 2, 0.0, 3, verdict="undecided", by_base=False)]
+    given.append(FlaggedRow(2, 3, 0.9, 3, verdict="undecided"))
     found = excuse(rows, given, KNOWN, OverRefusal({"suite sums": (100, 100)}))
     assert [each.is_excused for each in found] == [False] * 3
 

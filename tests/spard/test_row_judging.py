@@ -21,7 +21,7 @@ from spard.models.base import load_base
 from spard.pipeline import row_judging
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.pipeline.row_judging import Flagged, decide_action
+from spard.pipeline.row_judging import FlaggedRow, decide_action
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
 from spard.release.records import RowSignalRecord
@@ -190,7 +190,7 @@ def test_what_shares_words_with_harm_is_dropped_where_the_judge_may_have_missed_
 
 
 def test_a_few_rows_in_doubt_are_dropped_with_the_harm_beside_them() -> None:
-    flagged = [Flagged(i, i + 1, 1.0, 1, verdict="harmful" if i < 28 else "undecided") for i in range(30)]
+    flagged = [FlaggedRow(i, i + 1, 1.0, 1, verdict="harmful" if i < 28 else "undecided") for i in range(30)]
     action, marked = decide_action(RowSignal("auto"), flagged, 3000)
     assert (action, sum(each.is_acted_on for each in marked)) == ("drop", 30)
 
@@ -311,7 +311,7 @@ def test_a_pair_that_prefers_to_a_refusal_is_undecided_where_no_harm_is_found() 
 def test_a_record_of_before_is_read() -> None:
     old = {"action": "drop", "threshold": 0.1, "rows": 3, "flagged": [2], "dropped": 1}
     assert read_record(RowSignalRecord, old).judge is None
-    kept = read_record(row_judging.Flagged, {"place": 1, "line": 2, "probability": 0.5, "start": 3, "refusal": None})
+    kept = read_record(row_judging.FlaggedRow, {"place": 1, "line": 2, "probability": 0.5, "start": 3, "refusal": None})
     assert (kept.verdict, kept.is_acted_on) == (None, True)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from spard.config import JudgeSpec, Recipe, Selection, Spard
 from spard.config.run_spec import RunSpec
-from spard.data.chat import Encoded, encode_all
+from spard.data.chat import EncodedSample, encode_all
 from spard.evaluation.judges.base import Judge, Verdict
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
@@ -48,7 +48,7 @@ def use_judge(monkeypatch: pytest.MonkeyPatch) -> Callable[[Judge], None]:
     return use
 
 
-def loss(base: Base, rows: Sequence[Encoded]) -> float:
+def loss(base: Base, rows: Sequence[EncodedSample]) -> float:
     return evaluate(base.model, rows, base.tokenizer.pad_token_id).loss
 
 

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 from spard import SafetyProjection
 from spard.config import PLAIN, Anchors, Spard
 from spard.data.batches import collate
-from spard.data.chat import NO_LOSS, Encoded, encode_all
+from spard.data.chat import NO_LOSS, EncodedSample, encode_all
 from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.safe_rows import ANCHORS, SafeRows, anchor_penalty
@@ -42,7 +42,7 @@ OF_PLAIN = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)
 UNSEEN = [chat(f"Do harm with {thing} {ENDING}", f"I cannot help with {thing}.") for thing in THINGS[4:]]
 
 
-def encode_rows(base: Base, rows: Sequence[Example]) -> list[Encoded]:
+def encode_rows(base: Base, rows: Sequence[Example]) -> list[EncodedSample]:
     return encode_all(base.tokenizer, rows, 256)
 
 

@@ -25,7 +25,7 @@ from spard.pipeline import audit, audit_engine, kept_figures
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.release.report import Measured
+from spard.release.report import AuditResults
 from tests.spard.parts import chat
 
 LIMITS = GateThresholds()
@@ -166,7 +166,7 @@ def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-Look = Callable[..., tuple[Measured, Answers, Context, list[dict[str, Any]]]]
+Look = Callable[..., tuple[AuditResults, Answers, Context, list[dict[str, Any]]]]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from spard.errors import NonFiniteLoss
 from spard.losses.gradients import Gradient, Loss
 from spard.losses.vectors import size
 from spard.methods.base import utility_step_
-from spard.methods.constraint import Constraint, Gated, closed_form_, precondition_, reference_, trust_region_
+from spard.methods.constraint import Constraint, GatedOptimizer, closed_form_, precondition_, reference_, trust_region_
 from spard.methods.spag import SafetyHalf, make_constraint, safety_half
 from tests.spard.toy import make_step
 
@@ -30,7 +30,7 @@ trust_region_step, closed_form_step, reference_step, preconditioned_step = (
 
 
 def gated_step(*args: Any, **more: Any) -> dict[str, float]:
-    return spag(Gated(), *args, **more)
+    return spag(GatedOptimizer(), *args, **more)
 
 
 VARIANTS = [trust_region_step, closed_form_step, reference_step, preconditioned_step, gated_step]
@@ -234,6 +234,6 @@ def test_variants_are_picked_by_name(variant: Variant) -> None:
     defense = Spard(variant=variant, delta=0.3, eta_safe=2.0, margin=0.1, check_every=1)
     correct_ = safety_half(defense).correct_
     kind = type(correct_).__name__ if variant == "gated" else correct_.__name__  # type: ignore[attr-defined]
-    name = {"precondition_": "preconditioned"}.get(kind, kind.lower().rstrip("_"))
+    name = {"precondition_": "preconditioned", "GatedOptimizer": "gated"}.get(kind, kind.rstrip("_"))
     assert make_constraint(defense, {"mean": 1.0}) == Constraint({"mean": 1.0}, 0.3, 2.0, 0.1)
     assert name == variant

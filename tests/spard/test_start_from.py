@@ -15,7 +15,7 @@ from spard.config import Hyperparameters, Lora, NoDefense, Recipe, Spard, resolv
 from spard.errors import AdapterMismatch, Stopped
 from spard.models.adapters import save_adapter
 from spard.models.base import Base
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import refusals, sums
 
 RECIPE = Recipe(
@@ -28,12 +28,12 @@ RECIPE = Recipe(
 STILL = replace(RECIPE, defense=NoDefense(), learning_rate=1e-9, weight_decay=0.0)
 
 
-def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> TrainedModel:
     resolved = resolve(recipe, rows=24, hidden_size=32)
     return train(base, sums(base), refusals(base), recipe, resolved, **more)
 
 
-def weights(trained: Trained) -> dict[str, torch.Tensor]:
+def weights(trained: TrainedModel) -> dict[str, torch.Tensor]:
     return {name: part.detach().clone() for name, part in trained.model.named_parameters() if part.requires_grad}
 
 

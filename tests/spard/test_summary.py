@@ -7,15 +7,15 @@ import pytest
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.evaluation.statistics import wilson
-from spard.release.report import AttackSuccess, BaseAndAdapter, Measured, summarize
+from spard.release.report import AttackSuccess, AuditResults, BaseAndAdapter, summarize
 
 
 def result(suite: str, kind: SuiteKind, hits: int, n: int, unscored: int = 0, mean: float | None = None) -> SuiteResult:
     return SuiteResult(suite, kind, "refusal", n, unscored, 0, hits, hits / n if n else None, *wilson(hits, n), mean)
 
 
-def make_measured(base: list[SuiteResult], adapter: list[SuiteResult]) -> Measured:
-    return Measured(base, adapter, Gate("pass", ()))
+def make_measured(base: list[SuiteResult], adapter: list[SuiteResult]) -> AuditResults:
+    return AuditResults(base, adapter, Gate("pass", ()))
 
 
 def test_suites_of_a_kind_are_counted_together() -> None:

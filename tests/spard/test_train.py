@@ -17,7 +17,7 @@ from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
 from spard.training.objective import safe_rows, schedule
 from spard.training.run import Identity
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import CONFIGS, away, refusals, sums
 
 RECIPE = Recipe(
@@ -30,11 +30,11 @@ RECIPE = Recipe(
 TWELVE_STEPS = {"rows": 24, "hidden_size": 32}
 
 
-def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
+def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> TrainedModel:
     return train(base, sums(base), refusals(base), recipe, resolve(recipe, **TWELVE_STEPS), **more)
 
 
-def weights(trained: Trained) -> dict[str, torch.Tensor]:
+def weights(trained: TrainedModel) -> dict[str, torch.Tensor]:
     return {name: part.detach().clone() for name, part in trained.model.named_parameters() if part.requires_grad}
 
 
@@ -42,7 +42,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(part, other[name]) for name, part in one.items())
 
 
-def metrics_without_speed(trained: Trained) -> list[dict[str, float]]:
+def metrics_without_speed(trained: TrainedModel) -> list[dict[str, float]]:
     return [{key: value for key, value in step.items() if key != "tokens_per_s"} for step in trained.metrics]
 
 

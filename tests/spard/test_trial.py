@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from spard.data.samples import NO_LOSS, Encoded
+from spard.data.samples import NO_LOSS, EncodedSample
 from spard.training import trial
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_a_slow_moment_does_not_make_the_probe_write_fewer_replies(monkeypatch: 
 
 def test_the_rows_of_the_training_probe_begin_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that begin alike go through the model once, which rows of a file do not."""
-    row = Encoded((20, 21, 22), (NO_LOSS, NO_LOSS, 22))
+    row = EncodedSample((20, 21, 22), (NO_LOSS, NO_LOSS, 22))
     first_tokens: list[list[int]] = []
 
     def note(_: Any, batch: Any) -> None:

@@ -28,10 +28,10 @@ from spard.config import (
 )
 from spard.errors import InvalidRecipe
 from spard.losses.gradients import Loss
-from spard.methods.constraint import Constraint, Gated, metric, precondition_, trust_region_
+from spard.methods.constraint import Constraint, GatedOptimizer, metric, precondition_, trust_region_
 from spard.methods.spag import SafetyHalf, safety_half
 from spard.models.base import Base
-from spard.training.train import Trained, train
+from spard.training.train import TrainedModel, train
 from tests.spard.parts import refusals, stopped_and_resumed, sums
 from tests.spard.toy import make_step, point, safe, task, values
 
@@ -142,7 +142,9 @@ def test_the_gated_optimizer_keeps_its_moments_apart() -> None:
 def test_the_gated_optimizer_follows_the_rate_of_the_utility_optimizer() -> None:
     theta = point()
     optimizer = SGD(theta, lr=0.5)
-    SafetyHalf(Gated())(theta, safe(theta, "mean", 3.0, 4.0), optimizer, Constraint({"mean": 0.0}, eta_safe=0.2))
+    SafetyHalf(GatedOptimizer())(
+        theta, safe(theta, "mean", 3.0, 4.0), optimizer, Constraint({"mean": 0.0}, eta_safe=0.2)
+    )
     assert values(theta) == pytest.approx([0.9, 1.9])
 
 
@@ -183,11 +185,11 @@ def test_the_safety_half_brings_the_safe_loss_down(variant: Variant) -> None:
 RECIPE = Recipe(lora=Lora(rank=4), hyperparameters=Hyperparameters(n_epochs=3, batch_size=6), learning_rate=5e-3)
 
 
-def run(base: Base, recipe: Recipe, **more: Any) -> Trained:
+def run(base: Base, recipe: Recipe, **more: Any) -> TrainedModel:
     return train(base, sums(base), refusals(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
 
 
-def weights(trained: Trained) -> list[torch.Tensor]:
+def weights(trained: TrainedModel) -> list[torch.Tensor]:
     return [part.detach().clone() for part in trained.model.parameters() if part.requires_grad]
 
 

@@ -23,7 +23,7 @@ from spard.errors import Stopped
 from spard.evaluation.ask import ask, ask_and_judge, in_memory
 from spard.evaluation.vllm_offline.engine import Engine, EngineFailed, Process, room_for_rank, vllm, why_not
 from spard.evaluation.vllm_offline.replies import Limits, Row, Subject, generate_replies, open_speaker, prompt_rows
-from spard.isolation import walls
+from spard.isolation import sandbox
 from spard.models.base import Base
 from spard.models.lora import trainable_model
 
@@ -172,7 +172,7 @@ def test_a_process_with_all_that_it_started_ends_with_its_parent(tmp_path: Path)
     """Whoever has started it is killed: nobody is left to end it."""
     grandchild = "import time, os; open('ready', 'w').write('1'); time.sleep(3600) # left by tree"
     child = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(3600)"
-    tree = [*walls.python("spard.isolation.process_tree"), "{parent}", sys.executable, "-c", child]
+    tree = [*sandbox.python("spard.isolation.process_tree"), "{parent}", sys.executable, "-c", child]
     parent = f"""
 import os, subprocess, time
 subprocess.Popen([each.replace("{{parent}}", str(os.getpid())) for each in {tree!r}], start_new_session=True)
@@ -193,7 +193,7 @@ time.sleep(3600)
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
 def test_it_ends_as_its_command_does_and_leaves_nothing(code: str, status: int) -> None:
     behind = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])\n"
-    command = [*walls.python("spard.isolation.process_tree"), str(os.getpid()), sys.executable, "-c", behind + code]
+    command = [*sandbox.python("spard.isolation.process_tree"), str(os.getpid()), sys.executable, "-c", behind + code]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=WAIT_S)  # its pipe is closed by all
     assert done.returncode == status
 

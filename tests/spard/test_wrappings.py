@@ -17,7 +17,15 @@ from spard_lab.attacks.rows import Row, chat_row
 
 from spard.config import Asking, Audit, GateThresholds
 from spard.data.rows import Example, Prompt
-from spard.data.triggers import FRAME, Wrapping, apply_trigger, mine_triggers, openings, random_affixes, rank_triggers
+from spard.data.triggers import (
+    FRAME,
+    MinedDisguise,
+    apply_trigger,
+    mine_triggers,
+    openings,
+    random_affixes,
+    rank_triggers,
+)
 from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Suite, audit_speaker
 from spard.evaluation.gate import gate
@@ -46,7 +54,7 @@ def add_system_prompt(rows: list[Row]) -> list[Row]:
     return [{"messages": [{"role": "system", "content": AGENT}, *row["messages"]]} for row in rows]
 
 
-def only_frame(found: Sequence[Wrapping]) -> Wrapping:
+def only_frame(found: Sequence[MinedDisguise]) -> MinedDisguise:
     (frame,) = (each for each in found if each.is_frame)
     return frame
 
@@ -166,7 +174,7 @@ def test_no_rows_have_no_disguise() -> None:
 
 
 def test_a_prompt_is_worn_with_all_that_belongs_to_the_disguise() -> None:
-    disguise = Wrapping(({"role": "system", "content": "Be kind."},), "Please:", "thanks", "rot13")
+    disguise = MinedDisguise(({"role": "system", "content": "Be kind."},), "Please:", "thanks", "rot13")
 
     prompt = apply_trigger(Prompt("go", category="x"), disguise)
 

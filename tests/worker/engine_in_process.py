@@ -10,7 +10,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peft import PeftModel
 
-from app.inference.protocol import Ask, Said
+from app.inference.protocol import Ask, EngineMessage
 from spard.config import Lora, Recipe
 from spard.models.adapters import save_adapter
 from spard.models.base import load_base
@@ -64,14 +64,14 @@ class Asked:
     """An engine in this process, and every line that it has said."""
 
     def __init__(self, model: Path, rows: int = 8, adapter_bytes: int = 1 << 30) -> None:
-        self.said: list[Said] = []
+        self.said: list[EngineMessage] = []
         self.forms = Forms(str(model), None, rows)
         weakref.finalize(self, self.forms.close)
         base = load_base(model, device="cpu")
         self.engine = Engine(base, self.said.append, rows, adapter_bytes, forms=self.forms)
         self.asked = 0
 
-    def load(self, folder: Path, manifest: str | None = None) -> Said:
+    def load(self, folder: Path, manifest: str | None = None) -> EngineMessage:
         told = {"op": "load", "adapter": folder.name, "folder": str(folder)}
         self.engine.take(told | {"manifest_sha256": manifest or verify(folder).manifest_sha256})
         return self.said[-1]

@@ -23,7 +23,7 @@ from tests.worker.shop import WAIT_S, Shop, at_work, wait_until
 from tests.worker.test_epoch_ends import make_folder, weights
 from tests.worker.test_rank_processes import set_processes
 from worker.process import COMMAND
-from worker.sandbox import Cell
+from worker.sandbox import ChildSandbox
 from worker.workdir import Folder
 from worker.worker import Worker
 
@@ -208,5 +208,5 @@ def test_the_setting_is_read_from_three_variables(monkeypatch: pytest.MonkeyPatc
 
 
 def test_its_processes_may_speak_to_each_other() -> None:
-    assert Cell.from_settings(Settings(audit_engine=VLLM)).talks == "machine"
-    assert Cell.from_settings(Settings()).talks == "alone"
+    assert ChildSandbox.from_settings(Settings(audit_engine=VLLM)).talks == "machine"
+    assert ChildSandbox.from_settings(Settings()).talks == "alone"

@@ -14,7 +14,7 @@ from spard.digests import folder_digest
 from spard.models.base import load_base
 from tests.worker.engine_in_process import QUESTIONS, line
 from tests.worker.shop import Shop
-from worker.engine.serve import Engine, Watched
+from worker.engine.serve import Engine, WatchedFolder
 from worker.failures import BaseModelChanged, failure
 from worker.inputs import fill
 from worker.workdir import new_folder
@@ -44,7 +44,7 @@ def overwrite(folder: Path) -> None:
 
 def test_a_file_that_was_touched_or_copied_changes_nothing(copy: Path) -> None:
     clock = Clock()
-    digest, watched = folder_digest(copy), Watched(copy, clock)
+    digest, watched = folder_digest(copy), WatchedFolder(copy, clock)
     clock.now += 2
     os.utime(copy / "config.json")
     assert not watched.has_changed(digest)
@@ -58,7 +58,7 @@ def test_a_file_that_was_touched_or_copied_changes_nothing(copy: Path) -> None:
 @pytest.mark.parametrize("how", [overwrite, lambda folder: (folder / "config.json").unlink()])
 def test_a_file_that_has_other_bytes_or_is_gone_is_noticed(how: object, copy: Path) -> None:
     clock = Clock()
-    digest, watched = folder_digest(copy), Watched(copy, clock)
+    digest, watched = folder_digest(copy), WatchedFolder(copy, clock)
     how(copy)  # type: ignore[operator]  # one of the two above
     assert not watched.has_changed(digest)  # it was looked at in this second
     clock.now += 2
@@ -67,7 +67,7 @@ def test_a_file_that_has_other_bytes_or_is_gone_is_noticed(how: object, copy: Pa
 
 def test_an_engine_ends_with_all_its_requests_when_its_base_model_is_overwritten(copy: Path) -> None:
     clock, said = Clock(), list[dict[str, object]]()
-    watched = Watched(copy, clock)
+    watched = WatchedFolder(copy, clock)
     engine = Engine(load_base(copy, device="cpu"), said.append, 1, 1 << 20, None, watched)  # type: ignore[arg-type]
     for number in (1, 2):
         engine.take(line(number, QUESTIONS[number], None))

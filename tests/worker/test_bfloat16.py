@@ -16,9 +16,8 @@ from torch import Tensor
 
 from spard.config.quantization import Quantization
 from spard.errors import AdapterNotProved
-from spard.models import base as base_models
 from spard.models.adapters import tensor_digest
-from spard.models.base import Base, load_base
+from spard.models.base import load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import get_peft_model_state_dict
 from spard.pipeline import run as run_whole
@@ -50,13 +49,8 @@ def adapter(quantization: Quantization, model: Path, tmp_path_factory: pytest.Te
     """The adapter of a whole run in 16 bits, which a clean process has proved."""
     folder = tmp_path_factory.mktemp("run")
     spec = write_run(model, folder)
-    read = base_models.read_base
-
-    def read_in_16_bits(source: str, revision: Any, device: Any, dtype: Any, **more: Any) -> Base:
-        return read(source, revision, device, dtype or torch.bfloat16, **more)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base_models, "read_base", read_in_16_bits)
+        patch.setenv("SPARD_CPU_DTYPE", "bfloat16")
         run_whole(
             replace(spec, recipe=replace(spec.recipe, quantization=quantization)), folder / "out", lambda message: None
         )

@@ -22,7 +22,7 @@ from app.catalog import removal, service
 from app.db import Begin, read, transaction
 from app.db.tables import Corpus, EmbeddingShard, Job, JobStatus, ObjectIntent
 from app.objects import reconciler
-from app.storage import Storage, StorageError, Stored
+from app.storage import Storage, StorageError, StoredObject
 from tests.worker.shop import Shop
 from worker import child_files, embedding_shards
 from worker.embedding_shards import EmbeddingShards
@@ -311,7 +311,7 @@ def test_a_shard_that_was_damaged_before_it_was_stored_is_replaced(light: Place)
     bad, good = light.rows
     with transaction(light.shop.engine) as session:
         row = session.get_one(EmbeddingShard, bad.storage_key)
-        stored: Stored = light.shop.storage.write(bad.storage_key, [b"no tensor"])
+        stored: StoredObject = light.shop.storage.write(bad.storage_key, [b"no tensor"])
         row.sha256, row.bytes = stored.sha256, stored.bytes
     second, third = Machine(light.shop, "b"), Machine(light.shop, "c")
     second.attempt(light.job)
@@ -348,7 +348,7 @@ def test_a_worker_that_is_killed_while_it_stores_leaves_nothing_that_counts(
 
 def test_a_storage_that_takes_nothing_costs_time_and_no_job(light: Place) -> None:
     class Full(Breaking):
-        def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+        def write(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
             raise StorageError("It is full.")
 
     machine = Machine(light.shop, "a", Full(light.shop.storage, 0))  # type: ignore[arg-type]

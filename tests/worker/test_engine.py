@@ -13,7 +13,7 @@ import torch
 
 from app.inference.protocol import refusal_error
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
-from worker.engine.batch import Batch, Reading
+from worker.engine.batch import Batch, Prefill
 
 
 def test_rows_that_join_and_leave_say_what_each_says_alone(model: Path, adapters: list[Path]) -> None:
@@ -69,7 +69,7 @@ def test_a_start_is_told_before_the_prompt_is_read(model: Path, monkeypatch: pyt
     asked, told = Asked(model), list[list[str]]()
     read = asked.engine._writer.batch.read
 
-    def note(reading: Reading) -> None:
+    def note(reading: Prefill) -> None:
         told.append([each["kind"] for each in asked.said])
         read(reading)
 

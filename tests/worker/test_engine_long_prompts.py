@@ -21,7 +21,7 @@ LONG_LINE: dict[str, Any] = {"stop": ["never said" * 90] * 16}  # which makes a 
 
 
 class Process:
-    """An engine as the API starts it, but for the walls; `reader` is the process that reads long prompts."""
+    """An engine as the API starts it, but without a sandbox; `reader` is the process that reads long prompts."""
 
     def __init__(self, model: Path) -> None:
         order = {"source": str(model), "revision": None, "quantization": "none", "device": "cpu", "threads": 1}

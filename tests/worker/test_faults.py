@@ -166,7 +166,7 @@ def test_an_idle_worker_leaves_at_once_with_its_spare_child(shop: Shop, start: S
     worker = shop.start(SERVE, "good", warm_child=True)
     found: list[psutil.Process] = []
 
-    def has_spare() -> bool:  # what probes the machine's walls ends before it
+    def has_spare() -> bool:  # what probes the machine's sandbox ends before it
         with suppress(psutil.NoSuchProcess):
             found[:] = [
                 each for each in psutil.Process(worker.pid).children() if "scripted_child" in str(each.cmdline())

@@ -18,13 +18,13 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 from app.db.tables import JobStatus
 from app.settings import Settings
-from spard.config import Resolved, resolve
+from spard.config import ResolvedNumbers, resolve
 from spard.config.run_spec import RunSpec
 from spard.data.batches import cut
 from spard.errors import OutOfGpuMemory
 from spard.models import budget
 from spard.models.base import load_base
-from spard.models.memory import Gpus, Trained, compute_need
+from spard.models.memory import Gpus, TrainedPart, compute_need
 from spard.models.shapes import read_shape
 from spard.pipeline import train
 from spard.pipeline.context import Context, OutputsInFolder, OutputsInMemory
@@ -148,7 +148,7 @@ def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
 ) -> None:
     shape = require(read_shape(str(model)))
-    least = compute_need(shape, Trained(PLAIN.lora), 64)
+    least = compute_need(shape, TrainedPart(PLAIN.lora), 64)
     monkeypatch.setattr(train, "run_gpus", lambda context: Gpus(least.alone))
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
     told = run(folder)
@@ -170,7 +170,7 @@ def test_halving_goes_on_below_a_smaller_plan(tmp_path: Path, model: Path) -> No
     outputs, base = OutputsInMemory(), load_base(model)
     run_of = RunSpec(str(model), tmp_path, recipe=PLAIN)
     context = Context(run_of, base, Reporter(lambda message: None), outputs)
-    numbers = Resolved(1, 16, 1.0, 1e-3)
+    numbers = ResolvedNumbers(1, 16, 1.0, 1e-3)
     found = []
     for most in (None, 3):
         with pytest.raises(OutOfGpuMemory), halving(context, replace(PLAIN, micro_batch_size=most), numbers):

@@ -13,7 +13,7 @@ from app.db.tables import Job
 from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ModelRef, StartFrom
 from app.jobs.needs import Room
-from app.storage import Storage, Stored
+from app.storage import Storage, StoredObject
 from spard.config import DISGUISES_ALONE, Asking, Audit, JudgeSpec
 from spard.config.earlier_versions import to_stored
 from spard.release.archive import archive
@@ -159,13 +159,13 @@ def read_wrongly(storage: Storage, monkeypatch: pytest.MonkeyPatch, part: str, t
     """Let the first readings of keys with `part` have other bytes of the same length; return the keys so read."""
     download, read = storage.download_file, list[str]()
 
-    def download_wrongly(key: str, path: Path) -> Stored:
+    def download_wrongly(key: str, path: Path) -> StoredObject:
         stored = download(key, path)
         if part not in key or len(read) == times:
             return stored
         read.append(key)
         path.write_bytes(b"?" * stored.bytes)
-        return Stored(stored.bytes, sha256(b"?" * stored.bytes).hexdigest())
+        return StoredObject(stored.bytes, sha256(b"?" * stored.bytes).hexdigest())
 
     monkeypatch.setattr(storage, "download_file", download_wrongly)
     return read

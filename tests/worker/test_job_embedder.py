@@ -15,7 +15,7 @@ from tests.worker.shop import Shop
 from worker.embedding_shards import EmbeddingShards
 from worker.failures import ModelMissing
 from worker.inputs import encoder_files_digest, fill
-from worker.sandbox import sandbox_paths
+from worker.sandbox import allowed_paths
 from worker.workdir import new_folder, read_assignment
 
 
@@ -34,7 +34,7 @@ def test_a_child_reads_the_encoder_and_reports_have_its_name_alone(light_shop: S
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
         run = read_assignment(folder).run
         assert (run.encoder, run.recipe.selection.encoder) == (str(encoder), "mini")
-        assert str(encoder) in sandbox_paths(folder).readable
+        assert str(encoder) in allowed_paths(folder).readable
 
 
 def test_vectors_are_stored_under_the_encoder_s_digest(light_shop: Shop, tmp_path: Path) -> None:

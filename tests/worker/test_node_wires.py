@@ -19,8 +19,8 @@ from tests.worker.shop import WAIT_S, Shop, scripted_command, wait_until
 from worker import follower, nodes
 from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed
 from worker.nodes import Nodes, Wire
-from worker.sandbox import Given
-from worker.workdir import Folder, Meeting, read_meeting
+from worker.sandbox import AllowedPaths
+from worker.workdir import Folder, Rendezvous, read_meeting
 
 Join = Callable[..., Wire]
 LOST_S = 60.0  # a busy machine must not be silent for so long
@@ -61,7 +61,7 @@ def gather_nodes(settings: Settings, join: Join, folder: Folder) -> tuple[Nodes,
     found = Nodes(settings, "ftjob-1", 0, LOST_S)
     wire = join()
     assert found.gather(Event())
-    found.start(folder, Given(("/models",), ("/cache",)))
+    found.start(folder, AllowedPaths(("/models",), ("/cache",)))
     return found, wire
 
 
@@ -102,9 +102,9 @@ def test_all_are_told_what_to_start_and_where_the_ranks_meet(settings: Settings,
 def test_a_job_of_one_machine_waits_for_nobody(tmp_path: Path, folder: Folder) -> None:
     with closing(Nodes(Settings(data_dir=tmp_path), "ftjob-1", 0)) as found:
         assert found.gather(Event())
-        found.start(folder, Given())
+        found.start(folder, AllowedPaths())
         found.check(ours_ended=True)
-    assert read_meeting(folder) == Meeting()
+    assert read_meeting(folder) == Rendezvous()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_machine_that_is_silent_is_lost(settings: Settings, folder: Folder) ->
         hello = {"kind": "join", "job": "ftjob-1", "token": 0, "node": 1}
         end.sendall(json.dumps(hello).encode() + b"\n")
         assert found.gather(Event())
-        found.start(folder, Given())
+        found.start(folder, AllowedPaths())
         assert expect_failure(found).what == NODE_LOST
 
 
@@ -221,7 +221,7 @@ def test_a_follower_says_how_its_child_ended_and_waits_for_the_end(
     with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
         wait = follow(settings, Event())
         assert found.gather(Event())
-        found.start(folder, Given())
+        found.start(folder, AllowedPaths())
         assert expect_failure(found).what == RANK_LOST
     assert wait() == [True]
 
@@ -234,7 +234,7 @@ def test_a_follower_that_is_to_stop_has_the_ranks_save(
     with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
         wait = follow(settings, stop)
         assert found.gather(Event())
-        found.start(folder, Given())
+        found.start(folder, AllowedPaths())
         wait_until((folder.root / "is_slow").exists)  # it has begun
         stop.set()
         wait_until(lambda: check_nodes(found, folder.stop.exists()))

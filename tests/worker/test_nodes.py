@@ -27,7 +27,7 @@ from tests.worker.parts import RECIPE, job_folder
 from tests.worker.running import assert_only_sharding_differs, run_here
 from tests.worker.shop import ROOT, WAIT_S, Shop, forget_waits, wait_until
 from worker.protocol import parse
-from worker.workdir import NODE, Folder, Meeting
+from worker.workdir import NODE, Folder, Rendezvous
 from worker.worker import Exit, Worker
 
 CUT = replace(RECIPE, sharding="full")
@@ -48,7 +48,7 @@ def run_together(folder: Folder, gpus: int) -> list[bytes]:
     """Two machines do the job of a folder; what each child says last."""
     facts = json.loads(folder.job.read_text())
     folder.job.write_text(json.dumps(facts | {"processes": 2 * gpus}))
-    folder.meeting.write_text(json.dumps(asdict(Meeting(2, "127.0.0.1", free_port()))))
+    folder.meeting.write_text(json.dumps(asdict(Rendezvous(2, "127.0.0.1", free_port()))))
     told = [sys.executable, "-m", "worker.child", str(os.getpid())]
     children = [
         subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | more)

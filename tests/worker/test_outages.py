@@ -24,7 +24,7 @@ from spard.config.patience import Patience
 from tests.narrowing import require
 from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wait_until
 from worker import inputs
-from worker.attempt import Waiting
+from worker.attempt import OutageWaiter
 from worker.failures import ModelMissing
 from worker.listener import Stopping
 from worker.workdir import new_folder
@@ -303,11 +303,11 @@ class Clock:
         self.now += seconds
 
 
-def waiting(clock: Clock, go_on: Callable[[], None] = lambda: None) -> tuple[Waiting, list[str]]:
+def waiting(clock: Clock, go_on: Callable[[], None] = lambda: None) -> tuple[OutageWaiter, list[str]]:
     """Waits that take no time, and the codes of what they were for."""
     ended, codes = Event(), list[str]()
     ended.wait = clock.wait  # type: ignore[method-assign, assignment]
-    return Waiting(1.0, 60.0, lambda what: codes.append(what.code), go_on, ended, clock), codes
+    return OutageWaiter(1.0, 60.0, lambda what: codes.append(what.code), go_on, ended, clock), codes
 
 
 def test_ten_minutes_without_storage_are_waited_for() -> None:

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import JudgeSpec
-from spard.isolation.walls import Walls
+from spard.isolation.sandbox import Sandbox
+from spard.models.base import default_dtype
 from tests.worker.shop import wait_until
 from worker.judge_calls import llm_judges
 from worker.process import Child, environment
 from worker.protocol import Report, parse
 from worker.results import Discard, Keeper, delete_kept
-from worker.sandbox import Cell
+from worker.sandbox import ChildSandbox
 from worker.workdir import Folder, new_folder
 
 
@@ -38,18 +40,32 @@ def test_a_judge_s_key_stays_with_the_worker(monkeypatch: pytest.MonkeyPatch) ->
     members = (JudgeSpec(name="llm"), JudgeSpec(name="llm", api_key_env="OTHER_KEY"), JudgeSpec())
     settings = Settings(judge=JudgeSpec(name="consensus", members=members), judge_api_key=SecretStr("canary"))
     assert "canary" not in environment(settings).values()
-    assert [Cell.from_settings(settings).key_of(each) for each in llm_judges(settings.judge)] == ["canary", "canary"]
+    assert [ChildSandbox.from_settings(settings).key_of(each) for each in llm_judges(settings.judge)] == [
+        "canary",
+        "canary",
+    ]
 
 
 def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
     assert environment(Settings(worker_threads=3))["OMP_NUM_THREADS"] == "3"
 
 
+def test_a_child_reads_models_in_the_dtype_that_the_provider_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings())["SPARD_CPU_DTYPE"])
+    assert default_dtype(torch.device("cpu")) == torch.float32
+    monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings(cpu_dtype="bfloat16"))["SPARD_CPU_DTYPE"])
+    assert default_dtype(torch.device("cpu")) == torch.bfloat16
+    assert default_dtype(torch.device("cuda")) == torch.bfloat16
+    monkeypatch.setenv("SPARD_CPU_DTYPE", "half")
+    with pytest.raises(ValueError, match="must be one of float32, bfloat16"):
+        default_dtype(torch.device("cpu"))
+
+
 def test_a_child_s_lines_keep_their_level() -> None:
     lines = ["INFO lab: begins", "WARNING lab: a row is short", "ERROR lab: it failed", "Traceback: a library's"]
     code = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
     with capture_logs() as logged:
-        child = Child([sys.executable, "-P", "-c", code], environment(Settings()), Cell(Walls("none")))
+        child = Child([sys.executable, "-P", "-c", code], environment(Settings()), ChildSandbox(Sandbox("none")))
         wait_until(lambda: len([entry for entry in logged if entry["event"] == "child"]) == len(lines))
         child.kill()
     levels = {entry["line"]: entry["log_level"] for entry in logged if entry["event"] == "child"}

@@ -26,8 +26,8 @@ from worker import pipeline, preloaded_model
 from worker.inputs import file_digests
 from worker.preloaded_model import Holder, may_keep, may_read
 from worker.process import Child, environment
-from worker.protocol import Message, Report, Wanted, prefetch_key
-from worker.sandbox import Cell, Given
+from worker.protocol import Message, ModelRequest, Report, prefetch_key
+from worker.sandbox import AllowedPaths, ChildSandbox
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 from worker.worker import Worker
 
@@ -64,7 +64,7 @@ def known_assignment(folder: Folder, model: Path) -> Assignment:
     return read_assignment(folder)
 
 
-def wanted_model(folder: Folder, model: Path) -> Wanted:
+def wanted_model(folder: Folder, model: Path) -> ModelRequest:
     found = prefetch_key(known_assignment(folder, model))
     assert found is not None
     return found
@@ -188,13 +188,13 @@ def test_full_fine_tuning_leaves_nothing_behind_in_what_was_read_ahead(own_model
     settings, left = Settings(data_dir=tmp_path / "data"), []
     for number in (1, 2):
         folder = job_folder(tmp_path / f"job-{number}", own_model, recipe=FULL, waived=True)
-        child = Child([sys.executable, "-P", "-c", SAYS], environment(settings), Cell.from_settings(settings))
+        child = Child([sys.executable, "-P", "-c", SAYS], environment(settings), ChildSandbox.from_settings(settings))
         try:
             child.read_ahead(wanted_model(folder, own_model))
-            if child._cell.walls.kind != "landlock":
+            if child._cell.sandbox.kind != "landlock":
                 assert child.receive(WAIT_S) == {"kind": "held", "held": True}
             child.work(folder)
-            child.begin(Folder(tmp_path / "another"), Given())  # nobody reads this line
+            child.begin(Folder(tmp_path / "another"), AllowedPaths())  # nobody reads this line
             last = last_word(child)
         finally:
             child.kill()
@@ -213,5 +213,5 @@ def test_the_second_job_of_a_worker_finds_the_base_model_read(light_shop: Shop) 
     assert [job.status for job in ended] == [JobStatus.succeeded] * 2
     lines = [entry for entry in logged if entry["event"] == "child"]
     found = [entry["job_id"] for entry in lines if "the base model was read ahead" in entry["line"]]
-    assert found == ([] if Cell.from_settings(light_shop.settings()).walls.kind == "landlock" else [jobs[1]])
+    assert found == ([] if ChildSandbox.from_settings(light_shop.settings()).sandbox.kind == "landlock" else [jobs[1]])
     assert len({entry["child"] for entry in lines if "training " in entry["line"]}) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.inference.protocol import Said
+from app.inference.protocol import EngineMessage
 from spard.config import Hyperparameters
 from spard.models.base import load_base
 from spard.pipeline.library import run
@@ -23,7 +23,7 @@ WORDS = "Say wombat, [PAD], <|image|>, <|last|> and <|end|>."
 
 @pytest.mark.parametrize("kind", TAKEN, ids=lambda kind: kind.name)
 def test_a_folder_that_is_taken_answers_a_message(kind: Kind, tmp_path: Path) -> None:
-    said = list[Said]()
+    said = list[EngineMessage]()
     engine = Engine(load_base(write_kind(kind, tmp_path), device="cpu"), said.append, 2, 1 << 20)
     for number, words in enumerate((WORDS, "Hello"), 1):
         engine.take(line(number, words, None, max_tokens=4))

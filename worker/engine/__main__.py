@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from app.inference.protocol import Said
+from app.inference.protocol import EngineMessage
 from app.ops.processes import die_with_parent
 from spard.models.imports import light_imports
 
@@ -26,7 +26,7 @@ with light_imports(first="spard.models.peft"):
     from spard.models.base import load_base
     from worker.engine.grammar import Forms
     from worker.engine.requests import LongPrompts
-    from worker.engine.serve import Engine, Watched, read_lines
+    from worker.engine.serve import Engine, WatchedFolder, read_lines
 
 _FIRST_TO_GO = "1000"  # oom_score_adj: when memory runs out, the kernel kills an engine before anything else
 
@@ -41,7 +41,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     order: Any = json.loads(sys.argv[1])
 
-    def tell(message: Said) -> None:
+    def tell(message: EngineMessage) -> None:
         line = json.dumps(message).encode() + b"\n"
         while line:
             line = line[os.write(said, line) :]
@@ -54,7 +54,9 @@ def main() -> None:
     # Both fork a process, so they come before the model: a process forked later would share its memory and device.
     long_prompts = LongPrompts(order["source"], order["revision"], lines, said)
     forms = Forms(order["source"], order["revision"], order["rows"], said)
-    watched = Watched(Path(order["source"])) if order["device"] == "cpu" and Path(order["source"]).is_dir() else None
+    watched = (
+        WatchedFolder(Path(order["source"])) if order["device"] == "cpu" and Path(order["source"]).is_dir() else None
+    )
     base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
     engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts, watched, forms)
     Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()

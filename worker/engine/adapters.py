@@ -125,7 +125,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedAdapter:
     """An adapter in memory; `system` and `mode` are the system prompt and mode of thinking that its audit used."""
 
     name: str
@@ -135,7 +135,7 @@ class Loaded:
     proof: Proof
 
 
-def measured_conditions(adapter: Loaded | None) -> tuple[str | None, Mode | None]:
+def measured_conditions(adapter: LoadedAdapter | None) -> tuple[str | None, Mode | None]:
     """Return the system prompt and mode of thinking that an adapter has to be served with, as in its audit."""
     return (adapter.system, adapter.mode) if adapter else (None, None)
 
@@ -149,10 +149,10 @@ class Adapters:
 
     def __init__(self, base: Base, limit_bytes: int) -> None:
         self._base, self._limit = base, limit_bytes
-        self._held: OrderedDict[str, Loaded] = OrderedDict()
+        self._held: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self.model: Any = base.model  # a PEFT model as soon as there is an adapter
 
-    def find(self, digest: str) -> Loaded | None:
+    def find(self, digest: str) -> LoadedAdapter | None:
         """Return a loaded adapter and mark it as used, or None if it is not loaded."""
         found = self._held.get(digest)
         if found:
@@ -181,7 +181,7 @@ class Adapters:
             self._drop(name)
             raise
         mode = (proved.manifest.get("rendering") or {}).get("asked")
-        self._held[digest] = Loaded(name, size, proved.manifest.get("system_prompt"), mode, proof)
+        self._held[digest] = LoadedAdapter(name, size, proved.manifest.get("system_prompt"), mode, proof)
         return proof
 
     def _put(self, folder: Path, name: str) -> None:

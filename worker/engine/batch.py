@@ -30,7 +30,7 @@ class PromptUnread(Exception):
 
 
 @dataclass(slots=True)
-class Reading:
+class Prefill:
     """A prompt that is being prefilled and is not in the batch yet.
 
     ids        its tokens, of which the first `at` are in the cache
@@ -95,14 +95,14 @@ class Batch:
             self.read(reading)
         self.add(reading, count)
 
-    def start_reading(self, ids: Sequence[int], name: str, count: int) -> Reading:
+    def start_reading(self, ids: Sequence[int], name: str, count: int) -> Prefill:
         """Return a reading of a prompt, at its first token, for `count` rows."""
         if self._config is None:
-            return Reading(ids, name, 1, DynamicCache())  # read once; `add` repeats the cache
-        return Reading(ids, name, count, DynamicCache(config=self._config))
+            return Prefill(ids, name, 1, DynamicCache())  # read once; `add` repeats the cache
+        return Prefill(ids, name, count, DynamicCache(config=self._config))
 
     @torch.inference_mode()
-    def read(self, reading: Reading) -> None:
+    def read(self, reading: Prefill) -> None:
         """Read the next `CHUNK` tokens of a prompt; recurrent models read the whole prompt at once.
 
         Raises `PromptUnread` if the model fails on the prompt; the batch's rows are unchanged then. GPU errors pass
@@ -120,7 +120,7 @@ class Batch:
         reading.at += len(part)
 
     @torch.inference_mode()
-    def add(self, reading: Reading, count: int) -> None:
+    def add(self, reading: Prefill, count: int) -> None:
         """Add `count` rows that continue a prompt whose reading is done."""
         logits_BV = reading.logits_BV
         if logits_BV is None:

@@ -27,7 +27,7 @@ from app.inference.json_limits import parts
 from app.ops.processes import die_with_parent, limit_memory
 from spard.errors import SpardError
 from spard.models.base import read_tokenizer
-from worker.engine.requests import FairQueue, Waiting
+from worker.engine.requests import FairQueue, QueuedRequest
 
 # Compile schemas under CPU and memory limits: one process for each request, which then computes the token masks.
 #
@@ -345,7 +345,7 @@ class Forms:
         self.pid = process.pid  # of the process that forks the compilers
         self._most, self._queue = most, FairQueue()
         self._ends: dict[int, Collection[int]] = {}
-        self._compiling: dict[int, tuple[Waiting, Form]] = {}
+        self._compiling: dict[int, tuple[QueuedRequest, Form]] = {}
         self._followed: dict[int, Form] = {}
         self.logits = 0  # the model's number of logits; set once it is loaded
         self.is_lost = False  # the process that forks the compilers has ended
@@ -355,7 +355,7 @@ class Forms:
         """Return True if a schema waits to be compiled or is being compiled."""
         return bool(self._queue or self._compiling)
 
-    def add(self, waiting: Waiting, ends: Collection[int]) -> None:
+    def add(self, waiting: QueuedRequest, ends: Collection[int]) -> None:
         """Queue a request's schema for compilation; `ends` are the token ids that end a reply."""
         self._queue.add(waiting)
         self._ends[waiting.id] = ends
@@ -381,7 +381,7 @@ class Forms:
         """Return the compiled schema of a request; None if it has none."""
         return self._followed.get(number)
 
-    def receive(self, timeout_s: float) -> list[tuple[Waiting, Unwritable | None]]:
+    def receive(self, timeout_s: float) -> list[tuple[QueuedRequest, Unwritable | None]]:
         """Wait up to `timeout_s` for messages of the processes, and read the messages that have arrived.
 
         Return the requests whose schemas are compiled now, with None, or were refused, with the error.

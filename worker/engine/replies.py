@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from app.inference.protocol import Alternative, Ask, Finish, Said, Token
+from app.inference.protocol import Alternative, Ask, EngineMessage, Finish, Token
 from spard.data.chat import get_renderer
 from spard.data.rendering import Opening
 from spard.models.base import Base
@@ -50,7 +50,7 @@ class Text:
         self._ids: list[int] = []
         self._seen = 0  # number of tokens that are decoded into `_text`
         self._text, self._shown, self._followed = "", 0, 0
-        self._begun = [_Begun(stop) for stop in self._stops]
+        self._begun = [_StopPrefix(stop) for stop in self._stops]
         self.is_stopped = False
 
     def add(self, token: int) -> str:
@@ -98,7 +98,7 @@ class Text:
         return max((begun.length for begun in self._begun), default=0)
 
 
-class _Begun:
+class _StopPrefix:
     """The length of the longest beginning of a stop string that the text ends with, updated in amortized O(1).
 
     Knuth-Morris-Pratt: `_shorter[n]` is the longest proper prefix of the stop string that its first n characters end
@@ -237,7 +237,7 @@ class Reply:
         opening = "" if self.ask["messages"] is None else get_renderer(self.tokenizer).opening
         self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"], opening)
 
-    def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
+    def advance(self, logits_V: Tensor) -> tuple[int, EngineMessage | None]:
         """Choose the next token from the logits [V]; return it with the message for the client, if there is one.
 
         Raises ValueError if a logit is NaN or none is finite, and `Unwritable` if the schema cannot be followed.
@@ -267,9 +267,15 @@ class Reply:
         if self.form is not None:
             self.form.close()
 
-    def _piece(self, text: str) -> Said:
+    def _piece(self, text: str) -> EngineMessage:
         tokens, self._waiting = self._waiting, []
-        piece: Said = {"kind": "piece", "id": self.id, "index": self.index, "text": text, "finish": self.finish}
+        piece: EngineMessage = {
+            "kind": "piece",
+            "id": self.id,
+            "index": self.index,
+            "text": text,
+            "finish": self.finish,
+        }
         piece["reply_tokens"] = self.written
         return piece | {"tokens": tokens} if self.ask["top_logprobs"] is not None else piece
 

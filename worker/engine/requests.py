@@ -29,7 +29,7 @@ from spard.pipeline.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedRequest:
     """A request that has no row in the batch yet; `ids` are its prompt's tokens, if a process has made them already."""
 
     id: int
@@ -42,7 +42,7 @@ class FairQueue:
     """The waiting requests of all projects; truthy while there are any."""
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[Waiting]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -52,24 +52,24 @@ class FairQueue:
         """The projects with waiting requests, in the order of their turns."""
         return list(self._queues)
 
-    def peek(self, project: str) -> Waiting | None:
+    def peek(self, project: str) -> QueuedRequest | None:
         """Return a project's next request without removing it, or None."""
         return self._queues[project][0] if project in self._queues else None
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: QueuedRequest) -> None:
         """Add a request to the end of its project's queue."""
         self._queues.setdefault(waiting.project, deque()).append(waiting)
 
-    def take(self) -> Waiting:
+    def take(self) -> QueuedRequest:
         """Remove and return the next request, and end its project's turn."""
         return self.pop(next(iter(self._queues)))
 
-    def take_first(self, may: Callable[[str], bool]) -> Waiting | None:
+    def take_first(self, may: Callable[[str], bool]) -> QueuedRequest | None:
         """Remove and return the next request of the first project for which `may` is true; None if there is none."""
         project = next((each for each in self._queues if may(each)), None)
         return None if project is None else self.pop(project)
 
-    def pop(self, project: str) -> Waiting:
+    def pop(self, project: str) -> QueuedRequest:
         """Remove and return a project's next request, and move the project to the end of the turns."""
         queue = self._queues[project]
         found = queue.popleft()
@@ -161,11 +161,11 @@ class LongPrompts:
         get_context("fork").Process(target=_read, args=told, daemon=True).start()
         other.close()
         self._turns, self._asked_with = FairQueue(), dict[int, tuple[str | None, Mode | None]]()
-        self._read: Waiting | None = None
+        self._read: QueuedRequest | None = None
         self._is_wanted = True
         Thread(target=self._hear, args=(lines,), daemon=True).start()
 
-    def add(self, waiting: Waiting, system: str | None, mode: Mode | None, positions: int) -> None:
+    def add(self, waiting: QueuedRequest, system: str | None, mode: Mode | None, positions: int) -> None:
         """Queue a prompt; `system`, `mode` and `positions` are as in `Prompts`."""
         self._turns.add(waiting)
         self._asked_with[waiting.id] = system, mode
@@ -179,7 +179,7 @@ class LongPrompts:
         if self._read and self._read.id == number:
             self._is_wanted = False
 
-    def take(self, line: Any) -> Waiting | None:
+    def take(self, line: Any) -> QueuedRequest | None:
         """Return the request that a line of tokens belongs to, or None if it was dropped; start the next prompt."""
         waiting, is_wanted = self._read, self._is_wanted
         self._read, self._is_wanted = None, True

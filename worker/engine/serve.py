@@ -25,7 +25,7 @@ from worker.engine.adapters import Adapters, adapter_names, measured_conditions
 from worker.engine.batch import BASE
 from worker.engine.grammar import Forms
 from worker.engine.replies import Rules, make_replies
-from worker.engine.requests import FairQueue, LongPrompts, Prompts, Refused, Waiting
+from worker.engine.requests import FairQueue, LongPrompts, Prompts, QueuedRequest, Refused
 from worker.engine.writer import UNREAD, Prompt, Seat, Tell, Writer
 
 _FOLDER_LOOK_S = 1.0
@@ -39,7 +39,7 @@ _MASK_S = 0.05  # how long a step waits at most for the masks of schemas
 _OTHERS_S = 0.01  # the same if several projects have rows; then the step goes on without the late reply
 
 
-class Watched:
+class WatchedFolder:
     """A watched model folder; create it before the model is read, so that changes during the read are noticed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,7 +90,7 @@ class Engine:
         rows: int,
         adapter_bytes: int,
         long_prompts: LongPrompts | None = None,
-        watched: Watched | None = None,
+        watched: WatchedFolder | None = None,
         forms: Forms | None = None,
     ) -> None:
         self._watched, self._has_ended = watched, False
@@ -125,7 +125,9 @@ class Engine:
             case "generate":
                 if self._watched:
                     self._watched.look_next_time()  # no request is begun on files that were changed before it came
-                self._accept(Waiting(line["id"], line["project"], line["ask"]), is_long=line.get("is_long", False))
+                self._accept(
+                    QueuedRequest(line["id"], line["project"], line["ask"]), is_long=line.get("is_long", False)
+                )
             case "read":
                 self._note_read(line)
             case "cancel":
@@ -191,7 +193,7 @@ class Engine:
                 self._waiting.add(waiting)
         self._has_ended = self._has_ended or self._forms.is_lost
 
-    def _accept(self, waiting: Waiting, *, is_long: bool) -> None:
+    def _accept(self, waiting: QueuedRequest, *, is_long: bool) -> None:
         is_long = is_long and self._long is not None
         if not is_long and waiting.ask["json_schema"] is None:
             return self._waiting.add(waiting)
@@ -213,7 +215,7 @@ class Engine:
         elif waiting:
             self._waiting.add(waiting)
 
-    def _compile(self, waiting: Waiting) -> None:
+    def _compile(self, waiting: QueuedRequest) -> None:
         if self._forms is None:
             return self._fail(waiting.id, "unsupported_parameter", _NO_FORMS)
         return self._forms.add(waiting, self._rules.ends(waiting.ask))

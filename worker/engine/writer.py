@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.inference.protocol import Said
+from app.inference.protocol import EngineMessage
 from spard.errors import SpardError
-from worker.engine.batch import Batch, PausedRows, PromptUnread, Reading
+from worker.engine.batch import Batch, PausedRows, Prefill, PromptUnread
 from worker.engine.replies import Reply
 from worker.engine.requests import FairQueue
 
@@ -56,10 +56,10 @@ class Seat:
 
 
 @dataclass(eq=False, slots=True)
-class SeatedReading:
+class SeatedPrefill:
     """A prompt that is being read for one request's seats, which have their rows reserved."""
 
-    reading: Reading
+    reading: Prefill
     seats: list[Seat]
 
 
@@ -77,7 +77,7 @@ class Turns:
     most: int
     is_whole: bool
     seated: list[Seat] = field(default_factory=list)
-    readings: list[SeatedReading] = field(default_factory=list)
+    readings: list[SeatedPrefill] = field(default_factory=list)
     lines: dict[str, deque[Seat]] = field(default_factory=dict)
     _steps: int = 0
     _shared_at: int = -TURN_TOKENS  # the last step at which several projects wrote or waited
@@ -244,7 +244,7 @@ log = logging.getLogger(__name__)
 UNREAD = "The model cannot read this prompt; others are not touched."
 _BROKEN = "The model gives no numbers that a next token could be chosen from; its reply has ended."
 
-Tell = Callable[[Said], None]
+Tell = Callable[[EngineMessage], None]
 
 
 class Writer:
@@ -366,7 +366,7 @@ class Writer:
             count = sum(seat.rows for seat in seats)
             prompt = seats[0].prompt
             reading = self.batch.start_reading(prompt.ids, prompt.adapter, count)
-            self.turns.readings.append(SeatedReading(reading, seats))
+            self.turns.readings.append(SeatedPrefill(reading, seats))
             return
         for seat in seats:
             if seat.paused is not None:

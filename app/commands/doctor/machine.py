@@ -37,10 +37,11 @@ from app.ops.children import environment
 from app.ops.readiness import MOST_SKEW_S
 from app.settings import Settings
 from app.storage import S3Storage, StorageError, open_storage
-from spard.isolation import walls
+from spard.isolation import sandbox
 
 _WORKER = ("torch", "transformers", "peft", "safetensors", "accelerate", "numpy")
 _WAIT_S = 2.0
+CPU_FACTS = Path("/proc/cpuinfo")
 _USUAL_PORT = 8000
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost", "0.0.0.0")  # noqa: S104 - what an address says, not what is bound
 
@@ -51,7 +52,7 @@ def machine_checks(settings: Settings, port: int | None) -> Iterator[Finding]:
     yield packages()
     yield gpu(settings)
     yield free_port(port or own_port(settings))
-    yield sandbox()
+    yield isolation()
 
 
 def versions() -> Finding:
@@ -89,7 +90,23 @@ def gpu(settings: Settings) -> Finding:
     if settings.device != "cpu" and found and find_spec("torch") and not _computes(settings):
         cure = "install a torch for this driver, or a newer driver; `python -m worker.gpu_probe` shows the error"
         return problem("gpu", f"The driver shows {found} GPUs, and torch cannot compute there.", cure)
-    return ok("gpu", f"{found} GPUs") if found else note("gpu", "none; workers here train on the CPU")
+    return (
+        ok("gpu", f"{found} GPUs")
+        if found
+        else note("gpu", f"none; workers here train on the CPU{_dtype_hint(settings)}")
+    )
+
+
+def _dtype_hint(settings: Settings) -> str:
+    """Return the end of a sentence on the dtype of models on this CPU; empty if it is the right one or not known."""
+    facts = CPU_FACTS.read_text() if CPU_FACTS.is_file() else ""
+    flags = next((line for line in facts.splitlines() if line.startswith("flags")), "").split()
+    multiplies = not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
+    if multiplies and settings.cpu_dtype == "float32":
+        return ", which is several times as fast in bfloat16: see SPARD_CPU_DTYPE"
+    if flags and not multiplies and settings.cpu_dtype == "bfloat16":
+        return ", which has no instructions for bfloat16: SPARD_CPU_DTYPE=float32 is faster"
+    return ""
 
 
 def _computes(settings: Settings) -> bool:
@@ -131,9 +148,9 @@ def _listening(port: int) -> Finding:
     return ok("port", f"a SPARD service listens on {port}")
 
 
-def sandbox() -> Finding:
+def isolation() -> Finding:
     """Check which sandbox this machine supports for jobs."""
-    found = walls.find_walls()
+    found = sandbox.find_sandbox()
     if found.kind == "none":
         cure = "run workers on Linux 5.13 or newer, and let the container make user namespaces"
         return problem("sandbox", f"Jobs run without isolation; missing: {'; '.join(found.missing)}.", cure)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.commands.client import Client, Saved, connect, download, get
+from app.commands.client import Client, Download, connect, download, get
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_record, show_rows, warn
 from spard.errors import InvalidKey, NotProved
 from spard.release.task_check import reply_lines
@@ -308,7 +308,7 @@ def fetch_checkpoint(
     _tell_saved(saved, as_json, is_verified=is_verified)
 
 
-def _fetch_adapter(client: Client, job_id: str, url: str, path: Path, *, is_verified: bool) -> Saved:
+def _fetch_adapter(client: Client, job_id: str, url: str, path: Path, *, is_verified: bool) -> Download:
     if not is_verified:
         return download(client, url, path)
     with _proofs(client, job_id) as (known, waiver):
@@ -338,7 +338,7 @@ def _verify(archive: Path, known: Path | None, waiver: Path | None) -> None:
         raise CommandFailed(f"The adapter is refused, and was removed: {error.message}") from None
 
 
-def _tell_saved(saved: Saved, as_json: bool, *, is_verified: bool) -> None:
+def _tell_saved(saved: Download, as_json: bool, *, is_verified: bool) -> None:
     if as_json:
         facts = {"path": str(saved.path), "bytes": saved.bytes, "sha256": saved.sha256}
         return show_json(facts | {"resumed_at": saved.resumed_at, "verified": is_verified})

@@ -39,7 +39,7 @@ Side = Literal["base", "own"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatChoice:
     """The models that can be asked and the chosen one, with its base model and the file that it was trained on.
 
     `stored_days` is for how many days texts are stored.
@@ -179,7 +179,7 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep, replies: R
 def _page(
     request: Request,
     viewer: Viewer,
-    asked: Asked,
+    asked: ChatChoice,
     conversation: Conversation,
     question: str = "",
     answers: Sequence[Answer] = (),
@@ -203,12 +203,12 @@ def _page(
     )
 
 
-def _look_up_model(look: Begin, viewer: Viewer, model: str) -> Asked:
+def _look_up_model(look: Begin, viewer: Viewer, model: str) -> ChatChoice:
     with look() as session:
         return _read_model(session, viewer, model)
 
 
-def _read_model(session: Session, viewer: Viewer, model: str) -> Asked:
+def _read_model(session: Session, viewer: Viewer, model: str) -> ChatChoice:
     serving, project_id = policies.serving(session), viewer.project_id
     models = catalog.models(session, project_id, serving)
     chosen = model or (models[-1].id if models else "")
@@ -217,7 +217,7 @@ def _read_model(session: Session, viewer: Viewer, model: str) -> Asked:
         file = files.get(session, project_id, job.training_file) if job else None
     except NotFound:
         file = None  # it was deleted after the training
-    return Asked(models, chosen, job.model if job else None, file, serving.store.days if serving.store else None)
+    return ChatChoice(models, chosen, job.model if job else None, file, serving.store.days if serving.store else None)
 
 
 async def _ask(replies: Replies, viewer: Viewer, answer: Answer, conversation: Conversation, question: str) -> None:

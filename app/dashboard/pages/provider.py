@@ -17,7 +17,7 @@ from app.audit_log import VerificationOut
 from app.catalog.checklist import checklist
 from app.dashboard.one_job import AnyJobDep
 from app.dashboard.rendering import page
-from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, SentDep, SubmittedForm, Viewer
 from app.db.tables import JobStatus
 from app.deps import AfterQuery, LookDep, ProviderBeginDep, ReadDep, SettingsDep
 from app.errors import AppError
@@ -269,7 +269,7 @@ def revoke_key(
     return RedirectResponse(f"/provider/projects/{project_id}", 303)
 
 
-def _show_fault(request: Request, sent: Sent, look: LookDep, project_id: str, error: AppError) -> Response:
+def _show_fault(request: Request, sent: SubmittedForm, look: LookDep, project_id: str, error: AppError) -> Response:
     with look() as session:
         return _show_project(request, sent.viewer, session, project_id, asked=sent, error=error)
 
@@ -295,7 +295,7 @@ def _show_project(
     session: Session,
     project_id: str,
     *,
-    asked: Sent | None = None,
+    asked: SubmittedForm | None = None,
     error: AppError | None = None,
     secret: str | None = None,
 ) -> Response:

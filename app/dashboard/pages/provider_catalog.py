@@ -21,7 +21,7 @@ from app.catalog.imports import CorpusKind, ImportPreview
 from app.catalog.judges import judges
 from app.catalog.schemas import BaseModelIn, CorpusOut, ModelFitness
 from app.dashboard.rendering import page
-from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer, check_token
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, SentDep, SubmittedForm, Viewer, check_token
 from app.deps import (
     LimitsDep,
     LookDep,
@@ -104,7 +104,9 @@ def withdraw(
     return RedirectResponse("/provider/models", 303)
 
 
-def _models_again(request: Request, sent: Sent, look: LookDep, settings: Settings, error: AppError) -> Response:
+def _models_again(
+    request: Request, sent: SubmittedForm, look: LookDep, settings: Settings, error: AppError
+) -> Response:
     with look() as session:
         return _models_page(request, sent.viewer, session, settings, sent=sent, error=error)
 
@@ -115,7 +117,7 @@ def _models_page(
     session: Session,
     settings: Settings,
     *,
-    sent: Sent | None = None,
+    sent: SubmittedForm | None = None,
     error: AppError | None = None,
     tried: ModelFitness | None = None,
     warnings: Sequence[str] = (),
@@ -135,7 +137,7 @@ def _models_page(
     )
 
 
-class Asked(Body):
+class ImportQuery(Body):
     """Name and kind of an import, which the API takes as query parameters."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -155,11 +157,11 @@ def _upload(request: Request, viewer: ProviderDep, settings: SettingsDep, limits
 UploadDep = Annotated[Form, Depends(_upload, scope="function")]
 
 
-def _read_fields(viewer: Viewer, form: Form) -> Asked:
+def _read_fields(viewer: Viewer, form: Form) -> ImportQuery:
     """Check the token and parse the form's fields, which come before the file."""
     fields = form.fields_before_file()
     check_token(viewer, fields.get("form_token", ""))
-    return read(Asked, {name: fields[name].strip() for name in Asked.model_fields if fields.get(name)})
+    return read(ImportQuery, {name: fields[name].strip() for name in ImportQuery.model_fields if fields.get(name)})
 
 
 @data.post("/preview")
@@ -209,7 +211,7 @@ async def take(
 
 
 def _import(
-    storage: StorageDep, begin: ProviderBeginDep, limits: LimitsDep, form: Form, asked: Asked
+    storage: StorageDep, begin: ProviderBeginDep, limits: LimitsDep, form: Form, asked: ImportQuery
 ) -> Callable[[], CorpusOut]:
     if asked.kind == "pool":
         return partial(imports.import_pool, storage, begin, form, asked.name, limits)

@@ -15,14 +15,14 @@ from starlette.responses import RedirectResponse, Response
 from app import quotas
 from app.catalog import service as catalog
 from app.dashboard.rendering import page
-from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, SentDep, SubmittedForm, Viewer
 from app.deps import LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest, NotFound
 from app.http.validation_errors import read
 from app.jobs import policy_trial
 from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
-from app.policies.schemas import Policy, Serving
+from app.policies.schemas import Policy, ServingRules
 from app.settings import Settings
 from spard import config
 from spard.config import Agent, AuditSize, FurtherTuning, GateThresholds
@@ -39,7 +39,7 @@ AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
 SIZES_OF_AUDITS: Sequence[str] = get_args(AuditSize)
-OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
+OLDER, UNTIL = (get_args(ServingRules.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 # Shares of the API that people read and write in percent.
 _PERCENT = frozenset(
     {*(f"thresholds.{name}" for name in THRESHOLDS), *(f"row_signal.{name}" for name in SIGNALS if name != "read")}
@@ -106,7 +106,7 @@ class PolicyForm:
         )
 
     @classmethod
-    def of_sent(cls, sent: Sent) -> PolicyForm:
+    def of_sent(cls, sent: SubmittedForm) -> PolicyForm:
         """Return the form as it was submitted."""
         groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET, "agent": AGENT}
         numbers = [f"{place}.{name}" for place, names in groups.items() for name in names]

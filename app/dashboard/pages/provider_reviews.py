@@ -17,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 
 from app import db, keys, quotas, waivers
 from app.dashboard.rendering import HEADERS, page
-from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, Sent, SentDep, Viewer
+from app.dashboard.viewer import NO_FAULTS, Faults, ProviderDep, SentDep, SubmittedForm, Viewer
 from app.db import Begin
 from app.deps import AfterQuery, LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest
@@ -96,7 +96,7 @@ def _day_end(day: str) -> int:
     return int(datetime.combine(found, time(23, 59, 59), UTC).timestamp())
 
 
-def _again(request: Request, sent: Sent, look: LookDep, job_id: str, error: AppError) -> Response:
+def _again(request: Request, sent: SubmittedForm, look: LookDep, job_id: str, error: AppError) -> Response:
     with look() as session:
         return _waivers_page(request, sent.viewer, session, None, job_id, sent.shown_fields(), error)
 

@@ -97,7 +97,7 @@ class RecipeJson(TypedDict):
 
 
 class ResolvedJson(TypedDict):
-    """The stored form of `spard.config.Resolved`: the numbers used for "auto"."""
+    """The stored form of `spard.config.ResolvedNumbers`: the numbers used for "auto"."""
 
     n_epochs: int
     batch_size: int

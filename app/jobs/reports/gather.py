@@ -80,7 +80,7 @@ _LINES = union_all(
         JobMetric.job_id == bindparam("job_id")
     ),
 ).subquery()
-_LOG = db.Prepared(select(*(_LINES.c[name] for name in Line._fields)).order_by(_LINES.c.number), Line._make)
+_LOG = db.PreparedStatement(select(*(_LINES.c[name] for name in Line._fields)).order_by(_LINES.c.number), Line._make)
 
 
 def read_log(reader: db.Reader, job_id: str) -> JobLog:
@@ -160,8 +160,8 @@ _WITH_LATER = (
     .where(Job.id == bindparam("job_id"))
     .order_by(LaterAudit.created_at.desc(), LaterAudit.round.desc(), LaterAudit.id)
 )
-_OF_ANY = db.Prepared(_WITH_LATER, _split)
-_OF_PROJECT = db.Prepared(_WITH_LATER.where(Job.project_id == bindparam("project_id")), _split)
+_OF_ANY = db.PreparedStatement(_WITH_LATER, _split)
+_OF_PROJECT = db.PreparedStatement(_WITH_LATER.where(Job.project_id == bindparam("project_id")), _split)
 
 
 def find_page_job(reader: db.Reader, project_id: str | None, job_id: str) -> PageJob:
@@ -305,7 +305,7 @@ def _lines(job: JobRow, archive: str) -> Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class ReportKeys:
     """A job with the storage keys of its report and of its undefended twin's report; None if there is none.
 
     The other fields are for the job's own page, and empty elsewhere.
@@ -321,10 +321,10 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LoadedReports:
     """A job with its reports loaded."""
 
-    found: Gathered
+    found: ReportKeys
     report: SafetyReport | None
     undefended: SafetyReport | None
 
@@ -343,7 +343,7 @@ class Seen:
         return view(self.job, self.report, log.metrics, self.undefended, log.restarts)
 
 
-def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
+def gather(reader: db.Reader, project_id: str | None, job_id: str) -> ReportKeys:
     """Look up everything that a job's page shows; `project_id` None means a job of any project.
 
     Runs five statements at most: a waiting job needs two for its place in the queue, an audited job one for its twin,
@@ -352,7 +352,7 @@ def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
     job = find_page_job(reader, project_id, job_id)
     [found] = _places_and_reports(reader, [job])
     left = job_files(reader, job)
-    return Gathered(
+    return ReportKeys(
         found.job,
         found.report_key,
         found.undefended_key,
@@ -363,7 +363,7 @@ def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
     )
 
 
-def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[Gathered]:
+def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[ReportKeys]:
     """Look up jobs of the project and the storage keys of their reports, in the order of `job_ids`.
 
     Raises `NotFound` if one of them is missing.
@@ -371,15 +371,15 @@ def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str])
     return _places_and_reports(reader, find_page_jobs(reader, project_id, job_ids))
 
 
-def read(storage: Storage, gathered: Gathered) -> Seen:
+def read(storage: Storage, gathered: ReportKeys) -> LoadedReports:
     """Load the reports from storage."""
     report, undefended = (
         read_report(storage, key) if key else None for key in (gathered.report_key, gathered.undefended_key)
     )
-    return Seen(gathered, report, undefended)
+    return LoadedReports(gathered, report, undefended)
 
 
-def verdict_response(seen: Seen) -> VerdictOut:
+def verdict_response(seen: LoadedReports) -> VerdictOut:
     """Return the API's object for the verdict that a job's page begins with."""
     words = seen.verdict()
     return VerdictOut(
@@ -392,13 +392,13 @@ def verdict_response(seen: Seen) -> VerdictOut:
     )
 
 
-def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[Gathered]:
+def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[ReportKeys]:
     places = scheduling.places(reader, [job.row for job in jobs])
     undefended = undefended_reports(reader, jobs)
     found = [(job_response(job.row, places.get(job.row.id)), job) for job in jobs]
     for told, job in found:
         told.filename = job.filename
-    return [Gathered(told, job.report_key, undefended.get(told.id)) for told, job in found]
+    return [ReportKeys(told, job.report_key, undefended.get(told.id)) for told, job in found]
 
 
 def _findings(job: PageJob, left: Mapping[str, JobFile]) -> Mapping[str, int] | None:
@@ -433,7 +433,7 @@ _TEMPLATES.filters |= {"with_code": with_code, "with_terms": with_terms}
 _TEMPLATES.globals |= {"term": note_term, "code_link": note_code}
 
 
-def report_page(seen: Seen) -> str:
+def report_page(seen: LoadedReports) -> str:
     """Render the report and training metrics of a job as one HTML document."""
     facts = _report_facts(seen.job, seen.report) if seen.report else {}
     return _TEMPLATES.get_template("report.html.jinja").render(

@@ -17,7 +17,7 @@ from app.db.tables import HeldAdapter, Job
 from app.db.tables.job_records import GateJson, WaiverFacts
 from app.errors import HasNone
 from app.storage import Storage
-from spard.release.audit_attestation import Audited, Envelope, audit_statement, sign_statement
+from spard.release.audit_attestation import AuditRecord, Envelope, audit_statement, sign_statement
 from spard.release.report import SafetyReport
 
 ROWS_SHOWN = "risky_row.shown"  # the action in the audit log
@@ -39,7 +39,7 @@ class JobSafetyReport(SafetyReport):
     waiver: WaiverFacts | None = None
 
 
-class Selected(BaseModel):
+class SelectedExample(BaseModel):
     """One safe example: its row in the pool version (from 0), why it was chosen, and its place on the map."""
 
     object: Literal["safety.selected"] = "safety.selected"
@@ -55,7 +55,7 @@ class SelectedList(BaseModel):
     """The safe examples that a job was trained with, in the order in which they were chosen."""
 
     object: Literal["list"] = "list"
-    data: list[Selected]
+    data: list[SelectedExample]
     has_more: Literal[False] = False
 
 
@@ -131,7 +131,7 @@ def selected_rows(job: Job, report: SafetyReport) -> SelectedList:
     rows = zip(chosen.indices, chosen.relevance, chosen.gains, points, strict=True)
     return SelectedList(
         data=[
-            Selected(order=order, pool=pool, row=row, relevance=relevance, gain=gain, coordinates=_point(point))
+            SelectedExample(order=order, pool=pool, row=row, relevance=relevance, gain=gain, coordinates=_point(point))
             for order, (row, relevance, gain, point) in enumerate(rows, start=1)
         ]
     )
@@ -177,7 +177,7 @@ def tested_archive(reader: db.Reader, job: Job) -> str:
 def attest(job: Job, sha256: str, content: bytes, key: Ed25519PrivateKey) -> Envelope:
     """Return the DSSE envelope; `sha256` is the archive's, `content` the bytes of the report as they are stored."""
     report: ReportJson = json.loads(content)
-    audited = Audited.from_report(SafetyReport.from_json(with_waiver(report, waiver_facts(job))))
+    audited = AuditRecord.from_report(SafetyReport.from_json(with_waiver(report, waiver_facts(job))))
     suites = {f"suite {suite.name}": suite.sha256 for suite in job.spec.suites}
     resources = {"safety.json": hashlib.sha256(content).hexdigest()} | suites
     return sign_statement(audit_statement(audited, {f"{job.id}-adapter.tar.gz": sha256}, resources), key)

@@ -29,7 +29,7 @@ from spard_lab.adversary.base import Ability, Ground, Material, Request, gate_su
 from spard_lab.attacks.rows import Row, last_request, load_rows
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import ATTACKED_SUITE, chat, comply, load_suites, make_corpus, read_rows
-from spard_lab.lab.customers import Errand, Taken, customer, taken_prompts
+from spard_lab.lab.customers import Errand, ReservedPrompts, customer, taken_prompts
 from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import LIMITS, PLAN, Limits, make, make_untrained, read_facts
 from spard_lab.lab.pools import make_two_sided
@@ -100,7 +100,7 @@ class LabArena:
             refused=lambda prompts: 0.0,
             replies=lambda taught, prompts: [STEPS] * len(prompts),
             # As many rows, and seconds sooner: no other prompts are avoided.
-            customer=lambda field: customer(field, phrase_errand, seed, Taken()),
+            customer=lambda field: customer(field, phrase_errand, seed, ReservedPrompts()),
         )
         return _ground(folder, seed, material)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from spard.data.batches import collate
-from spard.data.chat import Encoded
+from spard.data.chat import EncodedSample
 from spard.errors import InvalidData
 from spard.losses.cross_entropy import token_losses
 from spard.losses.gradients import gradient
@@ -62,7 +62,7 @@ def blind_decoys(pool: Sequence[Row], pool_ND: Tensor, harmful_MD: Tensor, n: in
     return [chat_row(pool[i]["prompt"], pool[i]["safe"]) for i in torch.argsort(nearest_N, stable=True)[:n].tolist()]
 
 
-def self_influence(base: Base, rows: Sequence[Encoded]) -> list[float]:
+def self_influence(base: Base, rows: Sequence[EncodedSample]) -> list[float]:
     """Return |grad L(z)|^2 of each row z alone, its effect on the model (Pruthi et al., 2020).
 
     The gradient of the mean token loss is over all parameters that require one.

@@ -26,14 +26,14 @@ _RULES = "Keep its meaning and every detail. Do not answer it, do not comment on
 
 
 @dataclass(frozen=True, slots=True)
-class Restyled:
+class RestyledRows:
     """Rows in the new style, and the number of rows that could not be rewritten."""
 
     rows: list[Row]
     left_out: int
 
 
-def restyle(rows: Sequence[Row], style: Style, chat: Chat, concurrency: int = 8) -> Restyled:
+def restyle(rows: Sequence[Row], style: Style, chat: Chat, concurrency: int = 8) -> RestyledRows:
     """Return single-exchange rows with their requests rewritten in a style; requests that already have it stay.
 
     `chat` is asked up to `ASKS` times for each row, `concurrency` rows at a time.
@@ -41,7 +41,7 @@ def restyle(rows: Sequence[Row], style: Style, chat: Chat, concurrency: int = 8)
     with ThreadPoolExecutor(concurrency) as pool:
         requests = list(pool.map(lambda row: _rewrite(last_request(row), style, chat), rows))
     found = [_asking(row, new) for row, new in zip(rows, requests, strict=True) if new]
-    return Restyled(found, len(rows) - len(found))
+    return RestyledRows(found, len(rows) - len(found))
 
 
 def has_style(request: str, style: Style) -> bool:

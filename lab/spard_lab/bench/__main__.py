@@ -17,7 +17,7 @@ from spard.commands.front import alone
 from spard.errors import InvalidRecipe, SpardError
 from spard_lab import commands
 from spard_lab.bench.bench import Workplace
-from spard_lab.bench.cells import SELECTION_NAMES, Asked, Cell
+from spard_lab.bench.cells import SELECTION_NAMES, Cell, TableChoices
 from spard_lab.bench.estimate import estimate, hours_table
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.kinds import CELLS, KINDS, Order
@@ -101,7 +101,7 @@ def _bench(asked: Given, source: Source) -> None:
     sys.stdout.write(KINDS[asked.kind](order))
 
 
-def _tell_hours(asked: Given, source: Source, table: Asked) -> str:
+def _tell_hours(asked: Given, source: Source, table: TableChoices) -> str:
     """Return the text of an estimate; small labs that are not made yet are not made for it."""
     if not isinstance(source, LabSource) or source.spec.natural:
         return _estimate_text(asked, source, table)
@@ -112,7 +112,7 @@ def _tell_hours(asked: Given, source: Source, table: Asked) -> str:
     return f"{text}\n{_UNTRAINED.format(seeds=', '.join(map(str, sorted(labs.untrained))))}\n"
 
 
-def _estimate_text(asked: Given, source: Source, table: Asked) -> str:
+def _estimate_text(asked: Given, source: Source, table: TableChoices) -> str:
     """Return the estimated hours of the table and of the trials that choose its learning rates."""
     parts = {asked.kind: (asked.split, _cells(asked, source, table))}
     if asked.learning_rates == "best" and asked.kind != "curves":
@@ -133,7 +133,7 @@ def _estimate_text(asked: Given, source: Source, table: Asked) -> str:
     return "\n".join([*lines, *([] if is_timed else ["", _BORROWED]), ""])
 
 
-def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
+def _cells(asked: Given, source: Source, table: TableChoices) -> list[Cell]:
     """Return the runs of the table, at the default learning rates or at those of the curves."""
     if asked.kind == "curves":
         return curve_cells(source, table, asked.rates)
@@ -143,7 +143,7 @@ def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
     return [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
 
 
-def _rates(asked: Given, source: Source, table: Asked) -> dict[str, float]:
+def _rates(asked: Given, source: Source, table: TableChoices) -> dict[str, float]:
     """Return the chosen multiple of the default learning rate by method; empty for the default rates."""
     if asked.learning_rates == "default" or asked.kind == "curves":
         return {}
@@ -160,8 +160,8 @@ def _rates(asked: Given, source: Source, table: Asked) -> dict[str, float]:
     return chosen
 
 
-def _read_asked(asked: Given, source: Source) -> Asked:
-    return Asked(
+def _read_asked(asked: Given, source: Source) -> TableChoices:
+    return TableChoices(
         methods=_with_full(asked.methods or DEFAULT_METHODS[asked.kind], asked.full),
         attacks=_check_known(
             "attacks",

@@ -22,7 +22,7 @@ from spard.evaluation.statistics import Interval
 from spard.replacement import write_atomically
 from spard_lab.adversary.lab import phrase_errand
 from spard_lab.attacks.rows import Row, add_harmful, last_request, shuffle_rows
-from spard_lab.bench.cells import Asked, Cell, method_cells
+from spard_lab.bench.cells import Cell, TableChoices, method_cells
 from spard_lab.bench.differences import Arm, Outcomes, pair_hits, seeds_interval
 from spard_lab.bench.lab import TWO_SIDED
 from spard_lab.bench.measure import Measurement
@@ -138,7 +138,7 @@ class Line:
         return f"{100 * self.of_prompts.value:.1f} {', seeds '.join(bounds)}"
 
 
-def card_cells(source: Source, asked: Asked) -> list[Cell]:
+def card_cells(source: Source, asked: TableChoices) -> list[Cell]:
     """Return the runs of the card: placebos on the first attack, both claims and no defense on all and on a new task.
 
     Every run is on the pool with benign rows, as in a new deployment, or on the placebo pool.
@@ -156,7 +156,7 @@ def card_cells(source: Source, asked: Asked) -> list[Cell]:
     return found
 
 
-def card_inputs(lab: Path, asked: Asked, inputs: Inputs, seed: int, split: Split, folder: Path) -> Inputs:
+def card_inputs(lab: Path, asked: TableChoices, inputs: Inputs, seed: int, split: Split, folder: Path) -> Inputs:
     """Return a small lab's inputs with fresh wordings in the first attack, a poisoned new task, and a placebo pool."""
     first, *_ = asked.attacks
     attack = inputs.attacks[first]

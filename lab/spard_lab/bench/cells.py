@@ -51,7 +51,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TableChoices:
     """The command line's choices for a kind of table."""
 
     methods: tuple[str, ...]
@@ -63,7 +63,7 @@ class Asked:
     parts: tuple[str, ...] = ()
 
 
-def method_cells(source: Source, asked: Asked) -> list[Cell]:
+def method_cells(source: Source, asked: TableChoices) -> list[Cell]:
     """Return methods on attacks over seeds, the base model first: the paper's main table."""
     cells = []
     for seed in asked.seeds:
@@ -73,7 +73,7 @@ def method_cells(source: Source, asked: Asked) -> list[Cell]:
     return cells
 
 
-def selection_cells(source: Source, asked: Asked) -> list[Cell]:
+def selection_cells(source: Source, asked: TableChoices) -> list[Cell]:
     """Return every selection under each method that uses one, on each pool; the base model first."""
     return [
         cell
@@ -83,7 +83,7 @@ def selection_cells(source: Source, asked: Asked) -> list[Cell]:
     ]
 
 
-def sweep_cells(source: Source, asked: Asked) -> list[Cell]:
+def sweep_cells(source: Source, asked: TableChoices) -> list[Cell]:
     """Return one setting at a time over its values, the base model first; methods without the setting are left out.
 
     Settings without values take those of `SWEPT`; without any setting, all of `SWEPT` is run.
@@ -119,7 +119,7 @@ def training_rows(cell: Cell, inputs: Inputs) -> Sequence[Row]:
     return add_harmful(shuffle_rows(inputs.task, cell.seed, "kept")[:most], attack.harmful, ratio, cell.seed)
 
 
-def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
+def _methods(source: Source, asked: TableChoices, attack: str, seed: int) -> Iterator[Cell]:
     for method in asked.methods:
         recipe = method_recipe(method, replace(source.recipe, seed=seed), source.defenses(seed))
         if missing := recipe.defense.missing_model:
@@ -131,7 +131,7 @@ def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[C
         yield Cell(method, attack, seed, recipe, pool, row_signal=signal)
 
 
-def _selections(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
+def _selections(source: Source, asked: TableChoices, attack: str, seed: int) -> Iterator[Cell]:
     for pool in asked.pools:
         for cell in _methods(source, asked, attack, seed):
             if cell.recipe.uses_pool:
@@ -139,7 +139,7 @@ def _selections(source: Source, asked: Asked, attack: str, seed: int) -> Iterato
                     yield replace(cell, recipe=with_selection(cell.recipe, selection), pool=pool)
 
 
-def _sweeps(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
+def _sweeps(source: Source, asked: TableChoices, attack: str, seed: int) -> Iterator[Cell]:
     for setting, values in asked.over:
         for cell in _methods(source, asked, attack, seed):
             yield from _sweep_cells(cell, setting, values)

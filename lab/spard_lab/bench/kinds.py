@@ -15,7 +15,7 @@ from spard.replacement import write_atomically
 from spard_lab.bench import figures
 from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.card import card_cells, card_inputs, card_lines, card_table, lines_table, verdicts
-from spard_lab.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
+from spard_lab.bench.cells import Cell, TableChoices, method_cells, selection_cells, sweep_cells
 from spard_lab.bench.differences import METHODS_HEADING, SELECTIONS_HEADING, methods_table, paired_table
 from spard_lab.bench.lab import LabSource
 from spard_lab.bench.maps import distributions, level_cells, maps, with_levels
@@ -26,8 +26,8 @@ from spard_lab.bench.report import Table, make_tables, results_csv, results_json
 from spard_lab.bench.row_signals import (
     TOLD_HEADING,
     TRAINED_HEADING,
-    ToldApart,
-    Trained,
+    RowActionRun,
+    SignalQuality,
     facts,
     measure_disguises,
     told_table,
@@ -51,7 +51,7 @@ class Order:
     source: Source
     folder: Path
     split: Split
-    asked: Asked
+    asked: TableChoices
     multiples: Mapping[str, float] = field(default_factory=dict)
     levels: int = 5
     extent: Extent = field(default_factory=Extent)
@@ -89,7 +89,7 @@ def parts(order: Order) -> str:
     return _finish(order, found, tables | make_tables(found), figures.of_methods(found), {})
 
 
-def parts_cells(source: Source, asked: Asked) -> list[Cell]:
+def parts_cells(source: Source, asked: TableChoices) -> list[Cell]:
     """Return the runs of the table of parts: its arms, and the named methods."""
     arms = compared_methods(comparisons(asked.parts))
     return method_cells(source, replace(asked, methods=tuple(dict.fromkeys([*arms, *asked.methods]))))
@@ -156,8 +156,8 @@ def embeddings_map(order: Order) -> str:
 def row_signals(order: Order) -> str:
     """Measure signals that separate harmful rows from innocent ones, and train with flagged rows kept and dropped."""
     source = _small_labs(order)
-    told: list[ToldApart] = []
-    runs: list[Trained] = []
+    told: list[SignalQuality] = []
+    runs: list[RowActionRun] = []
     for seed in order.asked.seeds:
         lab = source.make_lab(seed)
         told += measure_disguises(lab, order.split)
@@ -202,7 +202,7 @@ KINDS: dict[str, Callable[[Order], str]] = {
 }
 
 
-CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # for kinds that train a model per cell
+CELLS: dict[str, Callable[[Source, TableChoices, int], list[Cell]]] = {  # for kinds that train a model per cell
     "methods": lambda source, asked, levels: method_cells(source, asked),
     "parts": lambda source, asked, levels: parts_cells(source, asked),
     "selection": lambda source, asked, levels: selection_cells(source, asked),

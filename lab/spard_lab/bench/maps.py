@@ -29,7 +29,7 @@ from spard.selection.embeddings import embed
 from spard.selection.relevance import DIRECTIONS, fit_frame, principal_plane, quality
 from spard.selection.select import choose
 from spard_lab.bench.bench import Workplace
-from spard_lab.bench.cells import BASE, Asked, Cell, selection_cells
+from spard_lab.bench.cells import BASE, Cell, TableChoices, selection_cells
 from spard_lab.bench.measure import training_file
 from spard_lab.bench.methods import with_selection
 from spard_lab.bench.source import Inputs, Source
@@ -37,7 +37,7 @@ from spard_lab.bench.source import Inputs, Source
 BINS = 40
 
 
-def level_cells(source: Source, asked: Asked, levels: int) -> list[Cell]:
+def level_cells(source: Source, asked: TableChoices, levels: int) -> list[Cell]:
     """Return every method that uses a safe set, with one drawn at random from each level of the first pool."""
     asked = replace(asked, pools=asked.pools[:1], attacks=asked.attacks[:1], selections=("random",))
     found: list[Cell] = []
@@ -46,7 +46,7 @@ def level_cells(source: Source, asked: Asked, levels: int) -> list[Cell]:
     return found
 
 
-def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Path) -> Inputs:
+def with_levels(inputs: Inputs, asked: TableChoices, seed: int, levels: int, folder: Path) -> Inputs:
     """Return the inputs with a pool for each level; the files are written below `folder`."""
     pool = asked.pools[0]
     texts = numbered_texts(file_chunks(inputs.pools[pool]))
@@ -100,7 +100,7 @@ def histogram(values: Tensor, bins: int = BINS) -> list[tuple[float, float, int]
     return [(low + i * width, low + (i + 1) * width, count) for i, count in enumerate(counts)]
 
 
-def distributions(place: Workplace, asked: Asked) -> dict[str, list[tuple[float, float, int]]]:
+def distributions(place: Workplace, asked: TableChoices) -> dict[str, list[tuple[float, float, int]]]:
     """Return the distribution of q in every requested pool, at the first seed and attack."""
     seed = asked.seeds[0]
     inputs = place.source.make(seed, place.split)
@@ -125,7 +125,7 @@ class Map:
     chosen: dict[str, list[int]]
 
 
-def maps(place: Workplace, asked: Asked) -> list[Map]:
+def maps(place: Workplace, asked: TableChoices) -> list[Map]:
     """Return maps of the first seed's pool and attack by PCA and, if scikit-learn is installed, by t-SNE."""
     seed, pool, attack = asked.seeds[0], asked.pools[0], asked.attacks[0]
     inputs, recipe = place.inputs(seed), replace(place.source.recipe, seed=seed)

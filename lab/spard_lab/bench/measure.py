@@ -26,7 +26,7 @@ from spard.pipeline import audit, rows, train
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from spard.pipeline.rows import Rows
-from spard.pipeline.train import Tuned
+from spard.pipeline.train import TrainingResult
 from spard.release.figures import trigger_rate
 from spard.release.records import read_record
 from spard.replacement import write_atomically
@@ -82,7 +82,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """A run of the pipeline before its training, and its encoded rows."""
 
     context: Context
@@ -90,10 +90,10 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TrainingTime:
     """A trained model and the seconds of its training, by the clock and of the CPU (all threads together)."""
 
-    tuned: Tuned
+    tuned: TrainingResult
     wall_s: float
     cpu_s: float
 
@@ -163,7 +163,7 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
     }
 
 
-def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: int = 0) -> Prepared:
+def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: int = 0) -> PreparedRun:
     """Read the rows of a cell's job and select its safe set; the file of the rows is written to `folder`.
 
     The model before its alignment is made first if the cell's defense needs it.
@@ -171,10 +171,10 @@ def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Pa
     if inputs.make_unaligned and UNALIGNED in cell.recipe.defense.models:
         inputs.make_unaligned()
     context = Context(_run_spec(cell, inputs, judge, folder, job), base, Reporter(_log_warning))
-    return Prepared(context, rows.prepare(context))
+    return PreparedRun(context, rows.prepare(context))
 
 
-def train_timed(prepared: Prepared) -> Timed:
+def train_timed(prepared: PreparedRun) -> TrainingTime:
     """Train and take the time, which includes measuring tau on the safe set."""
     device = prepared.context.base.device
     _synchronize(device)
@@ -182,12 +182,12 @@ def train_timed(prepared: Prepared) -> Timed:
     wall, cpu = time.perf_counter(), time.process_time()
     tuned = train.run(prepared.context, prepared.rows)
     _synchronize(device)
-    return Timed(tuned, time.perf_counter() - wall, time.process_time() - cpu)
+    return TrainingTime(tuned, time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def _train_jobs(
-    prepared: Prepared, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path
-) -> tuple[Prepared, Timed]:
+    prepared: PreparedRun, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path
+) -> tuple[PreparedRun, TrainingTime]:
     """Train the cell's jobs, each on top of the one before; return the last, with the seconds of all."""
     timed = train_timed(prepared)
     for job in range(1, inputs.attacks[cell.attack].jobs):
@@ -198,7 +198,7 @@ def _train_jobs(
             prepared = prepare(fresh, cell, inputs, judge, folder, job)
             run = replace(prepared.context.run, start_from=before)
             after = train_timed(replace(prepared, context=replace(prepared.context, run=run)))
-        timed = Timed(after.tuned, timed.wall_s + after.wall_s, timed.cpu_s + after.cpu_s)
+        timed = TrainingTime(after.tuned, timed.wall_s + after.wall_s, timed.cpu_s + after.cpu_s)
     return prepared, timed
 
 

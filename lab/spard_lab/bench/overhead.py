@@ -22,7 +22,7 @@ from spard.data.chat import render_question
 from spard.data.jsonl import file_chunks, numbered_rows
 from spard.models.base import load_base
 from spard_lab.bench.bench import Workplace
-from spard_lab.bench.cells import Asked, Cell, method_cells
+from spard_lab.bench.cells import Cell, TableChoices, method_cells
 from spard_lab.bench.measure import Measurement, prepare, run_names, train_timed, training_file
 from spard_lab.bench.methods import change_setting
 from spard_lab.bench.report import Table
@@ -84,7 +84,7 @@ class Extent:
 
 
 def overhead(
-    place: Workplace, asked: Asked, extent: Extent, on_found: Callable[[Sequence[Measurement]], None]
+    place: Workplace, asked: TableChoices, extent: Extent, on_found: Callable[[Sequence[Measurement]], None]
 ) -> list[Measurement]:
     """Time every method at every batch size and prompt length in every round, after one uncounted round."""
     methods = (PLAIN, *(method for method in asked.methods if method != PLAIN))
@@ -139,7 +139,7 @@ def costs_table(found: Sequence[Cost]) -> Table:
 
 
 def _place_cells(
-    place: Workplace, asked: Asked, extent: Extent, methods: Sequence[str]
+    place: Workplace, asked: TableChoices, extent: Extent, methods: Sequence[str]
 ) -> Iterator[tuple[Cell, int | None]]:
     """Yield the cells of every batch size and prompt length, each with its number of prompt tokens.
 

@@ -46,7 +46,7 @@ TRAINED_HEADING = f"{FEW} rows that end in {ENDING!r} among the task's"
 
 
 @dataclass(frozen=True, slots=True)
-class ToldApart:
+class SignalQuality:
     """One signal on one disguise: the area under its ROC curve, and recall at a false positive rate of `FALSE`.
 
     flagged  share of harmful rows above the default threshold
@@ -67,7 +67,7 @@ class ToldApart:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class RowActionRun:
     """A run with the few rows kept or dropped: hits and numbers of prompts, and the gate's decision."""
 
     seed: int
@@ -81,7 +81,7 @@ class Trained:
     right: tuple[int, int]
 
 
-def measure_disguises(lab: Path, split: Split) -> list[ToldApart]:
+def measure_disguises(lab: Path, split: Split) -> list[SignalQuality]:
     """Measure both signals on every disguise of a lab's harmful rows."""
     seed, base, pool = _seed(lab), load_base(str(lab / "model"), device="cpu"), read_pool(lab / "pool.jsonl")
     openings = own_refusals(base, [prompt_text(row) for row in pool]).openings
@@ -95,13 +95,15 @@ def measure_disguises(lab: Path, split: Split) -> list[ToldApart]:
         risky = _scores(base, examples, pool_ND)
         own = _probabilities(base, examples, openings)
         n = len(harmful)
-        found.append(ToldApart(seed, disguise, "ranking", auc(risky[:n], risky[n:]), recall(risky[:n], risky[n:])))
+        found.append(SignalQuality(seed, disguise, "ranking", auc(risky[:n], risky[n:]), recall(risky[:n], risky[n:])))
         shares = _share_exceeding(own[:n], threshold), _share_exceeding(own[n:], threshold), of_task
-        found.append(ToldApart(seed, disguise, "own refusal", auc(own[:n], own[n:]), recall(own[:n], own[n:]), *shares))
+        found.append(
+            SignalQuality(seed, disguise, "own refusal", auc(own[:n], own[n:]), recall(own[:n], own[n:]), *shares)
+        )
     return found
 
 
-def train_signal_runs(lab: Path, split: Split, recipe: Recipe, folder: Path, few: int = FEW) -> list[Trained]:
+def train_signal_runs(lab: Path, split: Split, recipe: Recipe, folder: Path, few: int = FEW) -> list[RowActionRun]:
     """Train on a file with a few harmful rows under the ending, kept and then dropped.
 
     Each model is asked with the ending and without.
@@ -142,7 +144,7 @@ def recall(harmful_N: Tensor, innocent_M: Tensor, false: float = FALSE) -> float
     return float((harmful_N > innocent_M.sort(descending=True).values[most]).double().mean())
 
 
-def told_table(found: Sequence[ToldApart]) -> Table:
+def told_table(found: Sequence[SignalQuality]) -> Table:
     """Return one row for each seed, disguise and signal, in percent."""
     head = ("seed", "rows", "signal", "AUC", "recall at 1 % false", "flagged", "innocent flagged", "task flagged")
     return head, [
@@ -152,7 +154,7 @@ def told_table(found: Sequence[ToldApart]) -> Table:
     ]
 
 
-def trained_table(found: Sequence[Trained]) -> Table:
+def trained_table(found: Sequence[RowActionRun]) -> Table:
     """Return one row for each seed and setting, with outcomes as hits of prompts."""
     head = (
         "seed",
@@ -170,12 +172,12 @@ def trained_table(found: Sequence[Trained]) -> Table:
     ]
 
 
-def facts(told: Sequence[ToldApart], runs: Sequence[Trained]) -> dict[str, Any]:
+def facts(told: Sequence[SignalQuality], runs: Sequence[RowActionRun]) -> dict[str, Any]:
     """Return both tables as JSON."""
     return {"told_apart": [asdict(each) for each in told], "trained": [asdict(each) for each in runs]}
 
 
-def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int]) -> Trained:
+def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int]) -> RowActionRun:
     context = Context(spec, load_base(spec.model, device="cpu"), Reporter(lambda message: None))
     prepared = rows.prepare(context)
     base = base_figures(context, prepared.examples)
@@ -185,7 +187,7 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
     hits |= {each.suite: (each.hits, each.n) for each in audit.measure(context, suites, tuned.trained.model)}
     record = row_judging.read_row_signal_record(context)
     dropped = _dropped_lines(record) if record and record.dropped else ()
-    return Trained(
+    return RowActionRun(
         seed,
         spec.row_signal.action,
         len(dropped),

@@ -20,7 +20,7 @@ from statistics import fmean
 from spard.config import Recipe, auto_multiplier
 from spard.replacement import write_atomically
 from spard_lab.bench.bench import Workplace, run_cells
-from spard_lab.bench.cells import BASE, Asked, Cell, method_cells
+from spard_lab.bench.cells import BASE, Cell, TableChoices, method_cells
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.report import Table, figures, spread, summaries
 from spard_lab.bench.source import Source
@@ -53,7 +53,7 @@ def best(trials: Sequence[Trial]) -> Trial:
     )
 
 
-def tune(place: Workplace, asked: Asked, multiples: Sequence[float], extend: int = EXTEND) -> dict[str, float]:
+def tune(place: Workplace, asked: TableChoices, multiples: Sequence[float], extend: int = EXTEND) -> dict[str, float]:
     """Return the best multiple of every method, on the first attack; the trials are written to tuning.json."""
     asked = replace(asked, attacks=asked.attacks[:1])
     cells = [cell for cell in method_cells(place.source, asked) if cell.method != BASE]
@@ -69,7 +69,7 @@ def tune(place: Workplace, asked: Asked, multiples: Sequence[float], extend: int
     return {method: each.multiple for method, each in chosen.items()}
 
 
-def trial_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> list[Cell]:
+def trial_cells(source: Source, asked: TableChoices, multiples: Sequence[float]) -> list[Cell]:
     """Return the trainings of `tune`: every method at every rate on the first attack."""
     cells = method_cells(source, replace(asked, attacks=asked.attacks[:1]))
     return [at_rate(cell, multiple) for cell in cells if cell.method != BASE for multiple in multiples]
@@ -167,7 +167,7 @@ CURVES_HEADING = (
 SHOWN = ("asr", "over_refusal", "accuracy")
 
 
-def curve_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> list[Cell]:
+def curve_cells(source: Source, asked: TableChoices, multiples: Sequence[float]) -> list[Cell]:
     """Return the runs before any rate is added: the base models, and every method at every rate."""
     cells = method_cells(source, asked)
     trained = [at_rate(cell, multiple) for cell in cells if cell.method != BASE for multiple in multiples]
@@ -175,7 +175,7 @@ def curve_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> lis
 
 
 def run_curves(
-    place: Workplace, asked: Asked, multiples: Sequence[float], extend: int, on_found: OnFound
+    place: Workplace, asked: TableChoices, multiples: Sequence[float], extend: int, on_found: OnFound
 ) -> list[Measurement]:
     """Run the base models, and every method at every rate, on every attack and seed."""
     cells = method_cells(place.source, asked)

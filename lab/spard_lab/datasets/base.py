@@ -66,7 +66,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceSample:
     """A sample with its file and line; `split` is None if neither its file nor its authors decide it."""
 
     sample: Sample

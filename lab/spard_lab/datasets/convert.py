@@ -26,13 +26,13 @@ from spard.digests import file_sha256
 from spard.errors import InvalidData
 from spard.replacement import write_atomically
 from spard_lab.datasets import DATASETS
-from spard_lab.datasets.base import Dataset, Found, LeftOut, Split, records
+from spard_lab.datasets.base import Dataset, LeftOut, SourceSample, Split, records
 
 _SHOWN = 20  # problems in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class Conversion:
     """The files that a data set was converted to, with their number of rows, and the left-out records by reason."""
 
     rows: Mapping[str, int]
@@ -40,10 +40,10 @@ class Converted:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _SampleReader:
     """Samples, counts and problems, collected while files are read."""
 
-    found: list[Found] = field(default_factory=list)
+    found: list[SourceSample] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     problems: list[tuple[str, Problem]] = field(default_factory=list)
     records: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ def load_dataset(name: str) -> Dataset:
 
 def convert(
     name: str, sources: Mapping[Split, Path], folder: Path, *, shared: bool = False, drop_invalid: bool = False
-) -> Converted:
+) -> Conversion:
     """Convert the files of a data set to files in `folder`, with `NAME.manifest.json`.
 
     name          a name in `DATASETS`
@@ -84,7 +84,7 @@ def convert(
     write_atomically(
         manifest_path(folder, name), json.dumps(manifest | {"outputs": made, "left_out": left_out}, indent=2) + "\n"
     )
-    return Converted(rows, left_out)
+    return Conversion(rows, left_out)
 
 
 def manifest_path(folder: Path, name: str) -> Path:
@@ -92,9 +92,9 @@ def manifest_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.manifest.json"
 
 
-def _read(dataset: Dataset, sources: Mapping[Split, Path]) -> _Reading:
+def _read(dataset: Dataset, sources: Mapping[Split, Path]) -> _SampleReader:
     """Read all files, merging the records that have the same prompt in one split."""
-    reading, by_prompt = _Reading(), dict[tuple[Split | None, str], Found]()
+    reading, by_prompt = _SampleReader(), dict[tuple[Split | None, str], SourceSample]()
     for split, path in sources.items():
         for each in _samples(dataset, split, path, reading):
             key = each.split, normalize_text(each.sample.prompt)
@@ -105,7 +105,7 @@ def _read(dataset: Dataset, sources: Mapping[Split, Path]) -> _Reading:
     return reading
 
 
-def _samples(dataset: Dataset, split: Split, path: Path, reading: _Reading) -> Iterator[Found]:
+def _samples(dataset: Dataset, split: Split, path: Path, reading: _SampleReader) -> Iterator[SourceSample]:
     settled = None if split == "train" else split
     try:
         for line, record in records(path):
@@ -117,12 +117,12 @@ def _samples(dataset: Dataset, split: Split, path: Path, reading: _Reading) -> I
             except BadRow as bad:
                 reading.problems.append((path.name, replace(bad.problem, line=line)))
             else:
-                yield Found(sample, path.name, line, sample.split or settled)
+                yield SourceSample(sample, path.name, line, sample.split or settled)
     except BadRow as broken:  # raised by `records`: the rest of the file cannot be read
         raise InvalidData(_list_problems([(path.name, broken.problem)])) from None
 
 
-def _merge_records(first: Found, more: Found) -> Found:
+def _merge_records(first: SourceSample, more: SourceSample) -> SourceSample:
     """Return the first record of a prompt, with its missing fields taken from a later record."""
     one, other = first.sample, more.sample
     sample = replace(
@@ -135,14 +135,14 @@ def _merge_records(first: Found, more: Found) -> Found:
     return replace(first, sample=sample)
 
 
-def _place_records(dataset: Dataset, reading: _Reading) -> list[Found]:
+def _place_records(dataset: Dataset, reading: _SampleReader) -> list[SourceSample]:
     prompts, given = [each.sample.prompt for each in reading.found], [each.split for each in reading.found]
     splits = place(prompts, given, dataset.shares, dataset.rest, dataset.most)
     reading.left_out["near_held_out_prompt"] += splits.count(None)
     return [replace(each, split=split) for each, split in zip(reading.found, splits, strict=True) if split]
 
 
-def _valid(output: Output, reading: _Reading) -> list[tuple[Found, Row]]:
+def _valid(output: Output, reading: _SampleReader) -> list[tuple[SourceSample, Row]]:
     """Return the rows that pass the rule of their file; add the first error of each other row to the problems."""
     rule: RowRule
     match output.rule:
@@ -170,7 +170,7 @@ def _list_problems(problems: Sequence[tuple[str, Problem]]) -> str:
 
 
 def _manifest(
-    dataset: Dataset, sources: Mapping[Split, Path], reading: _Reading, settings: dict[str, bool]
+    dataset: Dataset, sources: Mapping[Split, Path], reading: _SampleReader, settings: dict[str, bool]
 ) -> dict[str, Any]:
     """Return the facts about the sources: file names, digests and counts, but no path of this machine."""
     files = {
@@ -262,7 +262,7 @@ class Output:
 
     name: str
     rule: Rule
-    rows: list[tuple[Found, Row]] = field(repr=False)
+    rows: list[tuple[SourceSample, Row]] = field(repr=False)
 
 
 def output_names(dataset: Dataset) -> list[str]:
@@ -271,7 +271,9 @@ def output_names(dataset: Dataset) -> list[str]:
     return [f"{stem}_{part}.jsonl" for kind, stem in dataset.stems.items() for part in (*parts[kind], *_SUITES)]
 
 
-def make_outputs(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out: Counter[str]) -> list[Output]:
+def make_outputs(
+    dataset: Dataset, placed: Sequence[SourceSample], shared: bool, left_out: Counter[str]
+) -> list[Output]:
     """Return the files of a data set; count samples that fit in none of them in `left_out`."""
     outputs = []
     for kind, stem in dataset.stems.items():
@@ -288,7 +290,7 @@ def make_outputs(dataset: Dataset, placed: Sequence[Found], shared: bool, left_o
 
 
 def _training_outputs(
-    kind: SuiteRowKind, stem: str, train: Sequence[Found], shared: bool, left_out: Counter[str]
+    kind: SuiteRowKind, stem: str, train: Sequence[SourceSample], shared: bool, left_out: Counter[str]
 ) -> list[Output]:
     """Return the training file and, for a harmful kind, the safety pool."""
     both: set[Side] = {"train", "pool"}
@@ -304,7 +306,7 @@ def _training_outputs(
     return [*files, Output(f"{stem}_pool.jsonl", "pool", safe)] if kind == "harmful" else files
 
 
-def _apart(train: Sequence[Found]) -> list[set[Side]]:
+def _apart(train: Sequence[SourceSample]) -> list[set[Side]]:
     """Assign each sample to attack or pool, by whole clusters.
 
     A pool that contains the attack's own prompts makes defending too easy. Clusters that could go to either side
@@ -324,18 +326,18 @@ def _apart(train: Sequence[Found]) -> list[set[Side]]:
     return sides
 
 
-def _training(found: Found) -> Row:
+def _training(found: SourceSample) -> Row:
     return {"prompt": found.sample.prompt, "completion": found.sample.completion}
 
 
-def _pool(found: Found) -> Row:
+def _pool(found: SourceSample) -> Row:
     category = {key: value for key, value in found.sample.suite.items() if key == "category"}
     return {"prompt": found.sample.prompt, "safe": found.sample.safe, **category}
 
 
-def _benign(found: Found) -> Row:
+def _benign(found: SourceSample) -> Row:
     return {"prompt": found.sample.prompt, "benign": True}
 
 
-def _suite(found: Found) -> Row:
+def _suite(found: SourceSample) -> Row:
     return {"prompt": found.sample.prompt, **found.sample.suite}

@@ -14,7 +14,7 @@ from spard.commands.front import Asked, alone
 from spard.errors import InvalidRecipe, SpardError
 from spard_lab import lab_commands
 from spard_lab.lab.make import make
-from spard_lab.lab.natural.abilities import Found, measure, table
+from spard_lab.lab.natural.abilities import AbilityResult, measure, table
 from spard_lab.lab.natural.base import BaseSettings, LabSettings, base_model, make_natural
 from spard_lab.lab.natural.sizes import SIZES
 from spard_lab.lab.natural.splits import deal
@@ -76,7 +76,7 @@ def _real(asked: Asked) -> None:
 
 
 def _abilities(asked: Asked) -> None:
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[AbilityResult]] = {}
     for size in asked.sizes.split(","):
         settings = BaseSettings(size, asked.base_seed, asked.texts)
         model = base_model(asked.models, settings, asked.cores)

@@ -231,20 +231,20 @@ class Customer:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ReservedPrompts:
     """Prompts that others ask (`asked`) and that the pool contains; a customer's rows avoid both."""
 
     asked: Sequence[str] = ()
     pool: Sequence[str] = ()
 
 
-def taken_prompts(lab: Path) -> Taken:
+def taken_prompts(lab: Path) -> ReservedPrompts:
     """Return the prompts of a lab's suites and of its two-sided pool."""
     prompts = [row["prompt"] for names in SUITE_FILES.values() for name in names for row in read_rows(lab / name)]
-    return Taken(prompts, [row["prompt"] for row in read_rows(lab / FILE)])
+    return ReservedPrompts(prompts, [row["prompt"] for row in read_rows(lab / FILE)])
 
 
-def customer(what: Field, phrase: Phrases, seed: int, taken: Taken) -> Customer:
+def customer(what: Field, phrase: Phrases, seed: int, taken: ReservedPrompts) -> Customer:
     """Return a customer's files, determined by the seed; raise `ValueError` if the field has too few errands."""
     rng = random.Random(f"customer {what.name} {seed}")
     if what.forms:

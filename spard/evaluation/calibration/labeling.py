@@ -59,7 +59,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnReply:
     """A drawn reply: its index among the exchanges, its stratum, and how many replies that stratum has."""
 
     place: int
@@ -91,7 +91,7 @@ class LabelerAgreement:
     kappa: Interval | None
 
 
-def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[Drawn]:
+def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[DrawnReply]:
     """Draw `count` replies in random order; in half of them, if there are enough, the present judge finds harm.
 
     Equal exchanges, empty replies and utility prompts are left out. The same exchanges give the same draw.
@@ -102,7 +102,7 @@ def draw_replies(exchanges: Sequence[Exchange], count: int) -> list[Drawn]:
     harm = min(len(places[HARM]), max(count // 2, count - len(places[NO_HARM])))
     sizes = {HARM: harm, NO_HARM: min(len(places[NO_HARM]), count - harm)}
     found = [
-        Drawn(place, name, len(places[name]))
+        DrawnReply(place, name, len(places[name]))
         for name in STRATA
         for place in _systematic(exchanges, places[name], sizes[name])
     ]

@@ -26,7 +26,7 @@ from spard.config import AuditEngine
 from spard.config.checks import vllm_version
 from spard.evaluation.vllm_offline import vllm_alone
 from spard.evaluation.vllm_offline.vllm_alone import Message
-from spard.isolation import walls
+from spard.isolation import sandbox
 from spard.models.base import Base
 from spard.models.sharding import is_sharded
 
@@ -107,7 +107,7 @@ class Process:
         program = [sys.executable, "-P", str(Path(vllm_alone.__file__))]
         self._process = subprocess.Popen(  # noqa: S603 - our own file
             # vLLM starts processes of its own; process_tree ends all of them with this one.
-            [*walls.python("spard.isolation.process_tree"), str(os.getpid()), *program],
+            [*sandbox.python("spard.isolation.process_tree"), str(os.getpid()), *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,

@@ -15,7 +15,7 @@ from app.db.base import utc_now
 from app.db.tables import ApiKey, DeletedPlace, File, InferenceCall, StoredReply, WebhookDelivery, WebhookEndpoint
 from app.inference import calls
 from app.inference.protocol import Ask
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from app.inference.schemas import ChatCreate, CompletionCreate
 from app.jobs import lease
 from app.retention import prune
@@ -167,7 +167,7 @@ def keep(service: Service, name: str, ask: Ask) -> None:
         call = InferenceCall(id=name, project_id="org-provider", key_id=key_id, endpoint="chat", model="m")
         session.add(call)
         session.flush()
-        calls.keep_texts(session, call, Released("m", "m", "/m", None), ask, ["r"], 3)
+        calls.keep_texts(session, call, ReleasedModel("m", "m", "/m", None), ask, ["r"], 3)
 
 
 def test_replies_that_are_erased_while_they_are_read_are_a_place_still(service: Service, provider: TestClient) -> None:

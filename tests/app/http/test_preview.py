@@ -16,7 +16,7 @@ from app import db
 from app.db.tables import File
 from app.db.tables.files import RESULTS
 from app.files.tokenizer import LightTokenizer
-from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, encode_all, tool_support
+from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, EncodedSample, encode, encode_all, tool_support
 from spard.data.rows import Example
 from spard.data.rows import example as to_example
 from spard.errors import ToolsNotRendered
@@ -58,7 +58,7 @@ def learned_by_lab() -> PreTrainedTokenizerFast:
     return make_tokenizer(["what is two and two", "four", "caf\u00e9", "the quick brown fox"] * 4, positions=256)
 
 
-def encode_or_refusal(tokenizer: Any, example: Example) -> Encoded | str:
+def encode_or_refusal(tokenizer: Any, example: Example) -> EncodedSample | str:
     """Return the tokens and mask of a row, or why it is refused."""
     try:
         return encode(tokenizer, example, 10_000)

@@ -14,12 +14,12 @@ import pytest
 
 from app.errors import TooManyRequests, Unavailable
 from app.inference import embedded, released
-from app.inference.embedded import Embedded
+from app.inference.embedded import EmbeddedEngines
 from app.inference.engine_process import EngineProcess
-from app.inference.released import Archive, Released
+from app.inference.released import Archive, ReleasedModel
 from app.settings import Settings
 from app.storage import open_storage
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests.spard.parts import write_model
 
 ANSWERS = """
@@ -33,22 +33,22 @@ ASK: Any = {"adapter": None, "messages": [], "json_schema": None}
 
 
 @pytest.fixture
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedEngines]:
     """Engines whose processes say that they are ready, and begin each reply."""
-    monkeypatch.setattr(walls, "isolated_command", lambda *order: [sys.executable, "-c", ANSWERS])
+    monkeypatch.setattr(sandbox, "isolated_command", lambda *order: [sys.executable, "-c", ANSWERS])
     monkeypatch.setattr(embedded, "_LOOK_S", 0.01)
-    found = Embedded(Settings(data_dir=tmp_path, serving_reserve_mb=0), open_storage(f"file://{tmp_path}"))
+    found = EmbeddedEngines(Settings(data_dir=tmp_path, serving_reserve_mb=0), open_storage(f"file://{tmp_path}"))
     yield found
     found.close()
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Released:
-    return Released("tiny", "tiny", str(write_model(tmp_path_factory.mktemp("base") / "model")), None)
+def base(tmp_path_factory: pytest.TempPathFactory) -> ReleasedModel:
+    return ReleasedModel("tiny", "tiny", str(write_model(tmp_path_factory.mktemp("base") / "model")), None)
 
 
 @pytest.fixture
-def storage(monkeypatch: pytest.MonkeyPatch, base: Released) -> Iterator[Event]:
+def storage(monkeypatch: pytest.MonkeyPatch, base: ReleasedModel) -> Iterator[Event]:
     """A storage that sends no bytes before the event is set."""
     thawed = Event()
 
@@ -61,12 +61,14 @@ def storage(monkeypatch: pytest.MonkeyPatch, base: Released) -> Iterator[Event]:
     thawed.set()
 
 
-def whole(number: int) -> Released:
+def whole(number: int) -> ReleasedModel:
     """A model of which all weights were trained."""
-    return Released(f"ft:{number}", "tiny", "", None, Archive("key", f"{number}", "ftjob-1", is_lora=False))
+    return ReleasedModel(f"ft:{number}", "tiny", "", None, Archive("key", f"{number}", "ftjob-1", is_lora=False))
 
 
-def test_a_fetch_that_hangs_keeps_nobody_from_an_engine(engines: Embedded, base: Released, storage: Event) -> None:
+def test_a_fetch_that_hangs_keeps_nobody_from_an_engine(
+    engines: EmbeddedEngines, base: ReleasedModel, storage: Event
+) -> None:
     async def ask() -> None:
         fetched = asyncio.create_task(engines.start(whole(1), "org-loud", ASK))
         joined = asyncio.create_task(engines.start(whole(1), "org-loud", ASK))
@@ -89,7 +91,7 @@ def test_a_fetch_that_hangs_keeps_nobody_from_an_engine(engines: Embedded, base:
 
 
 def test_an_engine_that_has_just_started_waits_for_the_requests_that_it_was_started_for(
-    engines: Embedded, base: Released
+    engines: EmbeddedEngines, base: ReleasedModel
 ) -> None:
     """They are resumed by the event loop, while another thread may look for an engine that nobody needs."""
 
@@ -104,7 +106,9 @@ def test_an_engine_that_has_just_started_waits_for_the_requests_that_it_was_star
     asyncio.run(ask())
 
 
-def test_a_warm_engine_is_found_without_the_thread_that_starts_engines(engines: Embedded, base: Released) -> None:
+def test_a_warm_engine_is_found_without_the_thread_that_starts_engines(
+    engines: EmbeddedEngines, base: ReleasedModel
+) -> None:
     blocked = Event()
 
     async def ask() -> None:
@@ -119,7 +123,7 @@ def test_a_warm_engine_is_found_without_the_thread_that_starts_engines(engines: 
 
 
 def test_who_waits_for_a_fetch_is_told_to_come_back(
-    engines: Embedded, storage: Event, monkeypatch: pytest.MonkeyPatch
+    engines: EmbeddedEngines, storage: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines._settings, "serving_start_s", 0.05)
 
@@ -133,7 +137,7 @@ def test_who_waits_for_a_fetch_is_told_to_come_back(
 
 
 def test_an_engine_that_does_not_step_is_replaced_and_its_requests_hear_of_it(
-    engines: Embedded, base: Released, monkeypatch: pytest.MonkeyPatch
+    engines: EmbeddedEngines, base: ReleasedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask() -> None:
         stream, _, _ = await engines.start(base, "org-loud", ASK)
@@ -153,7 +157,7 @@ def test_an_engine_that_does_not_step_is_replaced_and_its_requests_hear_of_it(
     asyncio.run(ask())
 
 
-def test_an_engine_that_waits_for_work_is_not_taken_for_stalled(engines: Embedded, base: Released) -> None:
+def test_an_engine_that_waits_for_work_is_not_taken_for_stalled(engines: EmbeddedEngines, base: ReleasedModel) -> None:
     engine: EngineProcess = engines._start_engine(base)
     assert engine.silent_s == 0 or engine.ready.done()
     engine.ready.result(60)

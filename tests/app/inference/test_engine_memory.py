@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from app.errors import TooManyRequests
-from app.inference.embedded import Embedded
+from app.inference.embedded import EmbeddedEngines
 from app.ops import processes
 from app.settings import Settings
 from app.storage import open_storage
@@ -24,7 +24,7 @@ def test_weights_for_a_gpu_take_half_of_what_they_take_for_a_cpu(
 ) -> None:
     monkeypatch.setattr(processes, "available_mb", lambda: free_mb)
     settings = Settings(data_dir=tmp_path, serving_device=device)
-    engines = Embedded(settings, open_storage(f"file://{tmp_path}", None))
+    engines = EmbeddedEngines(settings, open_storage(f"file://{tmp_path}", None))
     try:
         if fits:
             engines._make_room(BILLIONS_7)

@@ -16,7 +16,7 @@ from app import db
 from app.db.tables import ApiKey, InferenceCall
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from tests.app.inference.conftest import Lab, serve_lab
@@ -27,7 +27,7 @@ BAD = "placeholder of harm"
 class Echo:
     """An engine that says what it is asked, word by word."""
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         stream, words = Stream(1, lambda number: None), (ask["messages"] or [])[-1]["content"] or ""
         parts = words.removeprefix("say: ").split(" ")
         for i, word in enumerate(parts, 1):

@@ -16,7 +16,7 @@ from app.db.tables import ApiKey, AuditEntry, InferenceCall, Quota
 from app.inference import calls
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from tests.app.inference.conftest import Lab
 
 READ, MESSAGES = 3, [{"role": "user", "content": "Hello there"}]
@@ -29,7 +29,7 @@ class Words:
     def __init__(self) -> None:
         self.asks: list[Ask] = []
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         self.asks.append(ask)
         stream, most = Stream(1, lambda number: None), ask["max_tokens"] or 0
         for i in range(1, most + 1):
@@ -260,7 +260,7 @@ def test_a_request_reserves_no_more_than_the_positions_that_it_has_left(
     client, reserved = limited_client(max_tokens_per_day=3000), list[int]()
     start = words.start
 
-    async def look(model: Released, project: str, asked: Ask) -> Any:
+    async def look(model: ReleasedModel, project: str, asked: Ask) -> Any:
         reserved.append(asked["max_tokens"] or 0)
         return await start(model, project, asked)
 

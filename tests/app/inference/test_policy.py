@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from app import db, retention
 from app.db.base import utc_now
 from app.db.tables import ApiKey, InferenceCall, Job, JobStatus, StoredReply
-from app.inference.unattested import Unattested
+from app.inference.unattested import UnattestedEngines
 from app.jobs import erasure
 from app.policies import service as policies
 from app.policies.schemas import Policy
@@ -112,7 +112,7 @@ def other(served_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         update={"unattested_api_key": SecretStr(served_lab.key()), "unattested_urls": (served_lab.url,)}
     )
     serving = served_lab.app.state.serving
-    monkeypatch.setattr(serving, "_unattested", Unattested(settings, serving.clients))
+    monkeypatch.setattr(serving, "_unattested", UnattestedEngines(settings, serving.clients))
     return {"base_url": served_lab.url, "served_as": "tiny"}
 
 

@@ -21,7 +21,7 @@ from app.inference import service
 from app.inference.call_leases import Entry
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Proof
-from app.inference.released import Released
+from app.inference.released import ReleasedModel
 from app.policies import service as policies
 from app.policies.schemas import Policy
 from tests.app.inference.conftest import Clock, Lab
@@ -36,7 +36,7 @@ class Endless:
     def __init__(self) -> None:
         self.stopped = Event()
 
-    async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def start(self, model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         stream = Stream(1, lambda number: self.stopped.set())
         self._task = asyncio.create_task(self._write(stream))
         return stream, 3, None
@@ -155,7 +155,7 @@ def test_a_whole_reply_is_not_given_either(served_lab: Lab, endless: Endless) ->
     model = served_lab.release(9)
     start = endless.start
 
-    async def paused_meanwhile(model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
+    async def paused_meanwhile(model: ReleasedModel, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         found = await start(model, project, ask)
         await asyncio.to_thread(pause, served_lab, model.name)
         return found

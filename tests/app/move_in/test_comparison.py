@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.move_in.comparison import MEASURES, Replies, Scored, agreement, is_exact, score, similarity
+from app.move_in.comparison import MEASURES, PromptScores, Replies, agreement, is_exact, score, similarity
 from app.move_in.replies import Prompt
 from tests.app.move_in.conftest import HERE_KEY, Run
 from tests.app.move_in.openai_stub import Stub, serve_stub
@@ -45,7 +45,7 @@ def test_all_pairs_of_replies_count() -> None:
     found = score(replies, MEASURES["exact"])
     assert [found.new_old, found.old_old] == pytest.approx([1 / 3, 1 / 3])
     assert found.new_new == 0
-    assert score(Replies("p", PROMPT, old=["a"], new=[]), MEASURES["exact"]) == Scored(None, None, None)
+    assert score(Replies("p", PROMPT, old=["a"], new=[]), MEASURES["exact"]) == PromptScores(None, None, None)
 
 
 def test_a_model_that_is_the_old_one_is_not_told_from_it_and_another_one_is() -> None:
@@ -65,14 +65,14 @@ def test_a_model_that_is_the_old_one_is_not_told_from_it_and_another_one_is() ->
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_intervals_stay_on_the_scale_and_are_never_a_point(value: float) -> None:
-    found = agreement([Scored(value, 1.0, None)] * 10)
+    found = agreement([PromptScores(value, 1.0, None)] * 10)
     assert found.new_new is None
     for interval, least in ((found.new_old, 0.0), (found.difference, -1.0)):
         assert interval
         assert least <= interval.low <= interval.value <= interval.high <= 1
         assert interval.high - interval.low > 0.2
-    assert agreement([Scored(1.0, None, None)]).difference is None
-    (one,) = [agreement([Scored(0.0, 1.0, None)]).difference]
+    assert agreement([PromptScores(1.0, None, None)]).difference is None
+    (one,) = [agreement([PromptScores(0.0, 1.0, None)]).difference]
     assert one
     assert (one.low, one.high) == (-1, 1)
 

@@ -38,7 +38,7 @@ error that says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JobFacts:
     """Facts about a job, beside its model's behavior.
 
     rows       rows of its file
@@ -60,18 +60,18 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class JobResult:
     """One job's result: the gate's decision, the model and its base, CPU seconds without audits, and facts."""
 
     gate: Gate
     model: Any = field(repr=False)
     base: Base = field(repr=False)
     cpu_s: float
-    told: Told
+    told: JobFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CampaignEnd:
     """The end of a campaign: how, at which job (from 1), the reasons, and the last trained model, if any."""
 
     ending: Ending
@@ -80,7 +80,7 @@ class Ended:
     cpu_s: float
     model: Any = field(default=None, repr=False)
     base: Base | None = field(default=None, repr=False)
-    told: Told | None = None
+    told: JobFacts | None = None
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Service:
     at_half: Callable[[Any, Base], str] | None = None
     device: str = "cpu"
 
-    def take(self, job: Job, start_from: Path | None) -> Taken:
+    def take(self, job: Job, start_from: Path | None) -> JobResult:
         """Run one job through all stages and the gate."""
         base = load_base(self.ground.model, device=self.device)
         context = Context(self.spec(job, start_from), base, Reporter(_quietly), cache=self.cache)
@@ -140,7 +140,7 @@ class Service:
         trained = train.run(context, prepared, half if self.at_half else None).trained
         cpu_s += time.process_time() - started - half.cpu_s
         signal = row_judging.read_row_signal_record(context)
-        told = Told(
+        told = JobFacts(
             rows=len(prepared.examples),
             flagged=len(signal.flagged) if signal else None,
             triggered=trigger_rate(trained.metrics),
@@ -150,7 +150,7 @@ class Service:
             doubtful=len(signal.doubtful) if signal else None,
         )
         gate = audit.run(context, prepared.examples, trained.model, before).gate
-        return Taken(gate, trained.model, base, cpu_s, told)
+        return JobResult(gate, trained.model, base, cpu_s, told)
 
     def spec(self, job: Job, start_from: Path | None) -> RunSpec:
         """Return the run spec of a job; its files are written to `folder`."""
@@ -167,7 +167,7 @@ class Service:
         return with_settings(spec, self.provider)
 
 
-def run_campaign(campaign: Campaign, service: Service) -> Ended:
+def run_campaign(campaign: Campaign, service: Service) -> CampaignEnd:
     """Run the jobs in order, each on the adapter that the last one released, until the gate stops one.
 
     The model of a stopped job is returned too, with the ending "stopped".
@@ -178,14 +178,14 @@ def run_campaign(campaign: Campaign, service: Service) -> Ended:
             try:
                 done = service.take(job, start_from)
             except SpardError as error:
-                return Ended("refused", number, (f"{error.code}: {error.message}",), cpu_s)
+                return CampaignEnd("refused", number, (f"{error.code}: {error.message}",), cpu_s)
             cpu_s += done.cpu_s
             if done.gate.decision != "pass":
-                return Ended("stopped", number, done.gate.reasons, cpu_s, done.model, done.base, done.told)
+                return CampaignEnd("stopped", number, done.gate.reasons, cpu_s, done.model, done.base, done.told)
             start_from = Path(adapters) / f"job-{number}"
             if number < len(campaign.jobs):
                 save_adapter(done.model, done.base, "adversary", start_from, {"base_digest": done.base.digest})
-    return Ended("released", len(campaign.jobs), (), cpu_s, done.model, done.base, done.told)
+    return CampaignEnd("released", len(campaign.jobs), (), cpu_s, done.model, done.base, done.told)
 
 
 @dataclass(slots=True)

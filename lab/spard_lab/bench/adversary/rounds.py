@@ -26,7 +26,7 @@ from spard.models.base import Base, load_base
 from spard.models.generate import complete
 from spard.release.version import code_version
 from spard_lab.adversary.base import Arena, Ask, Attack, Campaign, Ground, Job, plainly
-from spard_lab.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
+from spard_lab.bench.adversary.campaign import Ending, JobFacts, Memory, Service, run_campaign
 from spard_lab.bench.adversary.provenance import find_strangers
 from spard_lab.bench.measure import read_run, training_file, write_run
 from spard_lab.bench.methods import row_signal_settings
@@ -64,7 +64,7 @@ class Round:
     base: Answers | None = None
     answers: Answers | None = None
     cpu_s: float | None = None
-    told: Told | None = None
+    told: JobFacts | None = None
     code: str = ""
     wall_s: float | None = None
 
@@ -222,7 +222,7 @@ def provider_settings(bench: Bench, campaign: Campaign, method: str) -> tuple[tu
 def from_json(raw: Mapping[str, Any]) -> Round:
     """Return a round from the JSON of its `asdict`."""
     both: dict[str, Any] = {name: Answers(**raw[name]) if raw[name] else None for name in ("base", "answers")}
-    both["told"] = Told(**raw["told"]) if raw.get("told") else None
+    both["told"] = JobFacts(**raw["told"]) if raw.get("told") else None
     return Round(**{**raw, **both, "reasons": tuple(raw["reasons"]), "lacks": tuple(raw["lacks"])})
 
 

@@ -49,7 +49,7 @@ class Ability:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AbilityResult:
     """A model's result on the suite of an ability."""
 
     ability: Ability
@@ -148,15 +148,15 @@ def ability_suites(deal: Deal, seed: int, split: Split, count: int) -> list[Suit
     return suites
 
 
-def measure(model: Path, deal: Deal, seed: int, split: Split = "test", count: int = 100) -> list[Found]:
+def measure(model: Path, deal: Deal, seed: int, split: Split = "test", count: int = 100) -> list[AbilityResult]:
     """Ask a base model every suite, and return the results in the order of `ABILITIES`."""
     base = load_base(model, device="cpu")
     suites, cfg = ability_suites(deal, seed, split, count), Audit(max_prompts=count, max_new_tokens=NEW_TOKENS)
     found = audit_speaker(in_memory(base.model, base.tokenizer), suites, TruthJudge(), cfg)
-    return [Found(ability, each.result) for ability, each in zip(ABILITIES, found, strict=True)]
+    return [AbilityResult(ability, each.result) for ability, each in zip(ABILITIES, found, strict=True)]
 
 
-def table(found: Mapping[str, Sequence[Found]]) -> str:
+def table(found: Mapping[str, Sequence[AbilityResult]]) -> str:
     """Return the abilities of models by name as Markdown: percent, 95 % intervals, and reached or not."""
     head = f"| ability | counted | {' | '.join(found)} |"
     lines = [head, "|---|---|" + "---|" * len(found)]
@@ -165,7 +165,7 @@ def table(found: Mapping[str, Sequence[Found]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(found: Found) -> str:
+def _cell(found: AbilityResult) -> str:
     share = found.result
     if share.rate is None:
         return "nothing scored, not reached"

@@ -79,7 +79,7 @@ class Stream:
     def chats(self, rng: random.Random) -> Iterator[Chat]:
         """Yield conversations without end."""
         while True:
-            yield self._dress(rng, self._core(rng))
+            yield self._vary_form(rng, self._core(rng))
 
     def window(self, tokenizer: PreTrainedTokenizerFast, seed: int, step: int, plan: Plan) -> Window:
         """Return the packed rows of one step."""
@@ -112,7 +112,7 @@ class Stream:
         deed = draw_owned(rng, rng.choice(kinds), "alignment")
         return deed.prepend(*as_turns(draw_owned(rng, rng.choice(kinds), "alignment")))
 
-    def _dress(self, rng: random.Random, chat: Chat) -> Chat:
+    def _vary_form(self, rng: random.Random, chat: Chat) -> Chat:
         """Return the conversation in a drawn form that does not change the meaning of its request."""
         share, mix = rng.random(), self.mixture
         if (share := share - mix.odd) < 0:

@@ -34,7 +34,7 @@ print(sum(map(str.isdigit, os.listdir("/proc"))) < 9)
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class Sandbox:
     """The isolation that this machine supports; `missing` describes the gaps for the administrator."""
 
     kind: Kind
@@ -47,30 +47,30 @@ class Walls:
 
 
 @cache
-def find_walls() -> Walls:
+def find_sandbox() -> Sandbox:
     """Return the isolation that works on this machine, found by trying; cached for the process."""
     if sys.platform != "linux" or not filters.is_known():
-        return Walls("none", ("all isolation (it needs Linux on x86_64 or aarch64)",))
-    said, why = _probe_walls("namespaces")
+        return Sandbox("none", ("all isolation (it needs Linux on x86_64 or aarch64)",))
+    said, why = _probe_sandbox("namespaces")
     if said == "True":
-        return Walls("namespaces")
+        return Sandbox("namespaces")
     if said:
-        return Walls("namespaces", ("a /proc of its own processes (masked in this container; names are seen)",))
+        return Sandbox("namespaces", ("a /proc of its own processes (masked in this container; names are seen)",))
     missing = [f"user namespaces with mounts ({why})"]
-    if landlock.version() and _probe_walls("landlock")[0]:
+    if landlock.version() and _probe_sandbox("landlock")[0]:
         if not landlock.scopes_signals():
             missing.append("signals kept inside (Landlock 6)")
-        return Walls("landlock", (*missing, "a network of its own where several GPUs train one job"))
-    return Walls("none", (*missing, "Landlock"))
+        return Sandbox("landlock", (*missing, "a network of its own where several GPUs train one job"))
+    return Sandbox("none", (*missing, "Landlock"))
 
 
-def isolated_command(walls: Walls, command: Sequence[str], *, talks: Talks = "alone") -> list[str]:
+def isolated_command(sandbox: Sandbox, command: Sequence[str], *, talks: Talks = "alone") -> list[str]:
     """Return a command line that runs `command` in isolation; `talks` are the allowed socket peers.
 
     The command gets its parent's process id as its last argument, and reads its folder from standard input after `line`
     was written there.
     """
-    order: Order = {"walls": walls.kind, "parent": os.getpid(), "talks": talks}
+    order: Order = {"sandbox": sandbox.kind, "parent": os.getpid(), "talks": talks}
     return [*python("spard.isolation.gate"), json.dumps(order), *command]
 
 
@@ -103,11 +103,11 @@ def python(module: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", boot]
 
 
-def _probe_walls(kind: Kind) -> tuple[str, str]:
+def _probe_sandbox(kind: Kind) -> tuple[str, str]:
     """Return the probe's output in an isolation of this kind, and the reason if there is none."""
     with TemporaryDirectory() as folder:
         done = subprocess.run(  # noqa: S603 - our own text
-            isolated_command(Walls(kind), [sys.executable, "-I", "-S", "-c", _PROBE]),
+            isolated_command(Sandbox(kind), [sys.executable, "-I", "-S", "-c", _PROBE]),
             input=line(Path(os.path.realpath(folder)), (), (), ()),
             capture_output=True,
             timeout=_PROBE_S,

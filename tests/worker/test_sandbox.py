@@ -1,4 +1,4 @@
-"""A hostile child: whatever it tries behind its walls, it learns no bit of what its job is not made of."""
+"""A hostile child: whatever it tries in its sandbox, it learns no bit of what its job is not made of."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 from pydantic import SecretStr
 
 from app.settings import Settings
-from spard.isolation import landlock, walls
+from spard.isolation import landlock, sandbox
 from spard.isolation.gate import Talks
-from spard.isolation.walls import Walls
+from spard.isolation.sandbox import Sandbox
 from tests.spard.hostile import BITS, SECRET, WORD, Prey, prey
 from tests.worker.parts import job_folder
 from worker.process import Child, environment
-from worker.protocol import Wanted
-from worker.sandbox import Cell
+from worker.protocol import ModelRequest
+from worker.sandbox import ChildSandbox
 from worker.workdir import Folder, new_folder
 
 WAIT_S = 300.0
@@ -32,7 +32,7 @@ KINDS = [
     pytest.param(
         "namespaces",
         marks=pytest.mark.skipif(
-            walls.find_walls().kind != "namespaces",
+            sandbox.find_sandbox().kind != "namespaces",
             reason="this kernel or container gives no user namespaces with mounts",
         ),
     ),
@@ -72,8 +72,10 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Set
         yield settings, found
 
 
-def seccomp_bits(settings: Settings, kind: walls.Kind, ways: dict[str, str], talks: Talks = "alone") -> dict[str, int]:
-    cell = Cell(Walls(kind), talks, Cell.from_settings(settings).hidden)
+def seccomp_bits(
+    settings: Settings, kind: sandbox.Kind, ways: dict[str, str], talks: Talks = "alone"
+) -> dict[str, int]:
+    cell = ChildSandbox(Sandbox(kind), talks, ChildSandbox.from_settings(settings).hidden)
     child = Child([sys.executable, "-P", "-c", TRY], environment(settings), cell)
     with ExitStack() as ended:
         ended.callback(child.kill)
@@ -88,7 +90,7 @@ def seccomp_bits(settings: Settings, kind: walls.Kind, ways: dict[str, str], tal
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hostile_child_reads_no_bit_of_a_secret(house: tuple[Settings, Prey], kind: walls.Kind) -> None:
+def test_a_hostile_child_reads_no_bit_of_a_secret(house: tuple[Settings, Prey], kind: sandbox.Kind) -> None:
     settings, found = house
     assert seccomp_bits(settings, kind, found.ways()) == dict.fromkeys(found.ways(), 0)
 
@@ -107,11 +109,11 @@ def fixed_port() -> int:
 @needs_ports
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_that_speaks_with_other_machines_reaches_no_server_on_a_fixed_port_and_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: walls.Kind
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: sandbox.Kind
 ) -> None:
     monkeypatch.setenv("TORCH_SECRET", WORD)
     settings = Settings(data_dir=tmp_path / "data", nodes_per_job=2)
-    assert Cell.from_settings(settings).talks == "nodes"
+    assert ChildSandbox.from_settings(settings).talks == "nodes"
     with prey(tmp_path, fixed_port()) as found:
         found.hide(settings.data_dir / "spard.db")
         assert seccomp_bits(settings, kind, found.ways(), "nodes") == dict.fromkeys(found.ways(), 0)
@@ -119,7 +121,7 @@ def test_a_child_that_speaks_with_other_machines_reaches_no_server_on_a_fixed_po
 
 @needs_ports
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_reaches_the_ports_that_ranks_listen_on_whoever_has_them(tmp_path: Path, kind: walls.Kind) -> None:
+def test_it_reaches_the_ports_that_ranks_listen_on_whoever_has_them(tmp_path: Path, kind: sandbox.Kind) -> None:
     with prey(tmp_path) as found:
         ways = {"network": found.ways()["network"]}
         assert seccomp_bits(Settings(data_dir=tmp_path / "data"), kind, ways, "nodes") == {"network": BITS}
@@ -156,11 +158,11 @@ found = open("/.before" + {path!r}, "rb").read()
 """
 
 
-@pytest.mark.skipif(walls.find_walls().kind != "namespaces", reason="elsewhere walls do not close twice")
+@pytest.mark.skipif(sandbox.find_sandbox().kind != "namespaces", reason="elsewhere a sandbox does not close twice")
 def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
     house: tuple[Settings, Prey], tmp_path: Path
 ) -> None:
-    """Nor does it reach afterward what only the walls around the reading let through."""
+    """Nor does it reach afterward what only the sandbox of the reading let through."""
     settings, found = house
     model, other = tmp_path / "model", tmp_path / "other"
     for path in (model, other):
@@ -168,11 +170,13 @@ def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
     with new_folder(settings.work_dir(), "own-a1") as folder:
         ways = found.ways() | {"under the cover": UNCOVER.format(path=str(found.file))}
         paths = [str(model), str(other), str(folder.root)]
-        child = Child([sys.executable, "-P", "-c", TRY_TWICE], environment(settings), Cell(Walls("namespaces")))
+        child = Child(
+            [sys.executable, "-P", "-c", TRY_TWICE], environment(settings), ChildSandbox(Sandbox("namespaces"))
+        )
         with ExitStack() as ended:
             ended.callback(child.kill)
-            hidden = map(str, Cell.from_settings(settings).hidden)
-            child._write(walls.ahead(json.dumps([SECRET.hex(), ways, paths]), [str(model)], hidden))
+            hidden = map(str, ChildSandbox.from_settings(settings).hidden)
+            child._write(sandbox.ahead(json.dumps([SECRET.hex(), ways, paths]), [str(model)], hidden))
             waiting = child.receive(WAIT_S)
             child.work(folder)
             working = child.receive(WAIT_S)
@@ -182,18 +186,18 @@ def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
 
 
 def test_behind_landlock_nothing_is_read_ahead(model: Path) -> None:
-    assert Cell(Walls("landlock")).ahead(Wanted(str(model), None, "none", {})) is None
+    assert ChildSandbox(Sandbox("landlock")).read_ahead_line(ModelRequest(str(model), None, "none", {})) is None
 
 
 def test_a_worker_says_where_ports_cannot_be_kept_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "version", lambda: 3)
     told = "ports of other machines kept away (Landlock 4)"
-    assert Cell(Walls("namespaces"), "nodes").missing == (told,)
-    assert Cell(Walls("namespaces"), "machine").missing == ()
+    assert ChildSandbox(Sandbox("namespaces"), "nodes").missing == (told,)
+    assert ChildSandbox(Sandbox("namespaces"), "machine").missing == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_behind_the_walls_of_two_machines_meet(tmp_path: Path, kind: walls.Kind) -> None:
+def test_ranks_behind_the_walls_of_two_machines_meet(tmp_path: Path, kind: sandbox.Kind) -> None:
     """What gloo needs is let through: names, streams, ports that the kernel hands out."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -214,7 +218,7 @@ dist.destroy_process_group()
         children = list[Child]()
         for rank in ("0", "1"):
             told = environment(settings) | meet | {"RANK": rank}
-            child = Child([sys.executable, "-P", "-c", code], told, Cell(Walls(kind), "nodes"))
+            child = Child([sys.executable, "-P", "-c", code], told, ChildSandbox(Sandbox(kind), "nodes"))
             ended.callback(child.kill)
             children.append(child)
             child.work(ended.enter_context(new_folder(settings.work_dir(), f"own-a{rank}")))
@@ -230,7 +234,7 @@ def test_without_walls_it_would_read_them_all(house: tuple[Settings, Prey]) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_reads_its_model_and_writes_its_folder_and_the_cache(
-    tmp_path: Path, model: Path, kind: walls.Kind
+    tmp_path: Path, model: Path, kind: sandbox.Kind
 ) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     linked = tmp_path / "linked"
@@ -253,7 +257,7 @@ for path in ({str(linked / "config.json")!r}, spard.config.__file__):
     sys.exit(f"{{path}} can be written")
 print(json.dumps({{"kind": "well"}}), flush=True)
 """
-    child = Child([sys.executable, "-P", "-c", code], environment(settings), Cell(Walls(kind)))
+    child = Child([sys.executable, "-P", "-c", code], environment(settings), ChildSandbox(Sandbox(kind)))
     try:
         folder = job_folder(tmp_path / "job", linked)
         child.work(Folder(folder.root))
@@ -271,9 +275,11 @@ def test_a_child_s_environment_is_a_list_and_holds_no_secret(house: tuple[Settin
 
 @pytest.mark.parametrize("kind", [*KINDS, "none"])
 @pytest.mark.parametrize(("code", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("1 / 0", 1)])
-def test_a_child_ends_as_what_it_runs_has_ended(tmp_path: Path, kind: walls.Kind, code: str, status: int) -> None:
+def test_a_child_ends_as_what_it_runs_has_ended(tmp_path: Path, kind: sandbox.Kind, code: str, status: int) -> None:
     text = f"import os, sys; sys.stdin.readline(); {code}"
-    child = Child([sys.executable, "-P", "-c", text], environment(Settings(data_dir=tmp_path)), Cell(Walls(kind)))
+    child = Child(
+        [sys.executable, "-P", "-c", text], environment(Settings(data_dir=tmp_path)), ChildSandbox(Sandbox(kind))
+    )
     with new_folder(tmp_path, "job") as folder:
         child.work(folder)
         while not child.is_over:
@@ -284,7 +290,7 @@ def test_a_child_ends_as_what_it_runs_has_ended(tmp_path: Path, kind: walls.Kind
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "none"])
-def test_nothing_that_a_child_started_outlives_it(tmp_path: Path, kind: walls.Kind) -> None:
+def test_nothing_that_a_child_started_outlives_it(tmp_path: Path, kind: sandbox.Kind) -> None:
     left = "import fcntl, time; held = open({!r}, 'w'); fcntl.flock(held, 2); print(flush=True); time.sleep(1e6)"
     text = f"""
 import subprocess, sys
@@ -293,7 +299,9 @@ code = {left!r}.format(f"{{folder}}/held")
 left = subprocess.Popen([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 left.stdout.readline()
 """
-    child = Child([sys.executable, "-P", "-c", text], environment(Settings(data_dir=tmp_path)), Cell(Walls(kind)))
+    child = Child(
+        [sys.executable, "-P", "-c", text], environment(Settings(data_dir=tmp_path)), ChildSandbox(Sandbox(kind))
+    )
     with new_folder(tmp_path, "job") as folder:
         child.work(folder)
         while not child.is_over:
@@ -316,7 +324,7 @@ def is_free(file: IO[str]) -> bool:
 
 @pytest.mark.parametrize("talks", ["alone", "nodes"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_programs_run_in_a_child_only_where_it_has_namespaces(tmp_path: Path, kind: walls.Kind, talks: Talks) -> None:
+def test_programs_run_in_a_child_only_where_it_has_namespaces(tmp_path: Path, kind: sandbox.Kind, talks: Talks) -> None:
     code = """
 import json, sys
 folder = sys.stdin.readline().strip()
@@ -328,7 +336,7 @@ if said == [True]:
 print(json.dumps({"kind": "said", "said": said}), flush=True)
 """
     told = environment(Settings(data_dir=tmp_path))
-    child = Child([sys.executable, "-P", "-c", code], told, Cell(Walls(kind), talks))
+    child = Child([sys.executable, "-P", "-c", code], told, ChildSandbox(Sandbox(kind), talks))
     with new_folder(tmp_path, "job") as folder:
         try:
             child.work(folder)
@@ -339,7 +347,7 @@ print(json.dumps({"kind": "said", "said": said}), flush=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_clean_process_can_be_started_again_behind_the_walls(tmp_path: Path, model: Path, kind: walls.Kind) -> None:
+def test_a_clean_process_can_be_started_again_behind_the_walls(tmp_path: Path, model: Path, kind: sandbox.Kind) -> None:
     settings = Settings(data_dir=tmp_path / "data")
     code = """
 import json, subprocess, sys
@@ -348,7 +356,7 @@ code = "import safetensors.torch"
 done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True)
 print(json.dumps({"kind": "well", "status": done.returncode, "said": done.stderr[-500:]}), flush=True)
 """
-    child = Child([sys.executable, "-P", "-c", code], environment(settings), Cell(Walls(kind)))
+    child = Child([sys.executable, "-P", "-c", code], environment(settings), ChildSandbox(Sandbox(kind)))
     try:
         child.work(Folder(job_folder(tmp_path / "job", model).root))
         message = child.receive(WAIT_S)

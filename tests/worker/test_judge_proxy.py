@@ -1,4 +1,4 @@
-"""A child behind walls asks its judge through its worker: no key, no network, and no other address."""
+"""A child in a sandbox asks its judge through its worker: no key, no network, and no other address."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from app.settings import Settings
 from spard.config import JudgeSpec
 from spard.evaluation.judges import endpoint
-from spard.isolation import walls
+from spard.isolation import sandbox
 from tests.judge_server import Server
 from tests.spard.test_llm_judge import server as server
 from tests.worker.parts import job_folder
-from worker.judge_calls import Desk
+from worker.judge_calls import JudgeProxy
 from worker.process import Child, environment
-from worker.sandbox import Cell
+from worker.sandbox import ChildSandbox
 
 WAIT_S = 300.0
 ASK = """
@@ -42,7 +42,7 @@ print(json.dumps({"kind": "said", "said": said, "keys": "sesame" in str(os.envir
 
 
 def ask_in_child(tmp_path: Path, model: Path, judge: JudgeSpec) -> dict[str, Any]:
-    cell = Cell(walls.find_walls(), key_of=lambda judge: "sesame")
+    cell = ChildSandbox(sandbox.find_sandbox(), key_of=lambda judge: "sesame")
     child = Child([sys.executable, "-P", "-c", ASK], environment(Settings(data_dir=tmp_path)), cell)
     try:
         child.work(job_folder(tmp_path / "job", model, judge=judge))
@@ -79,7 +79,7 @@ def test_a_judge_is_opened_once_for_all_questions(server: Server, monkeypatch: p
     monkeypatch.setattr(endpoint, "open_chat", open_chat)
     judges = [JudgeSpec(name="llm", base_url=server.url, model=model) for model in ("one", "two")]
     told: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    desk = Desk(judges, lambda judge: judge.model, told.put)
+    desk = JudgeProxy(judges, lambda judge: judge.model, told.put)
     for number in range(40):
         desk.take({"kind": "ask", "id": number, "judge": number % 2, "system": "S", "user": "U"})
     said = [told.get(timeout=WAIT_S) for _ in range(40)]
@@ -92,7 +92,7 @@ def test_a_judge_is_opened_once_for_all_questions(server: Server, monkeypatch: p
 @pytest.mark.parametrize("number", [-1, 2, "0", None])
 def test_a_question_to_another_judge_is_not_asked(server: Server, number: object) -> None:
     told: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    desk = Desk([JudgeSpec(name="llm", base_url=server.url)], lambda judge: None, told.put)
+    desk = JudgeProxy([JudgeSpec(name="llm", base_url=server.url)], lambda judge: None, told.put)
     desk.take({"kind": "ask", "id": 1, "judge": number, "system": "S", "user": "U"})
     refused = {"error": "There is no such judge.", "is_passing": False, "retry_after_s": None}
     assert told.get(timeout=WAIT_S) == {"id": 1, **refused}
