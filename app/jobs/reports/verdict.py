@@ -14,7 +14,7 @@ from app.db.tables import JobStatus
 from app.db.tables.job_records import GateJson
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
-from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.results import ATTACKS, HARMLESS, SuiteResult
 from spard.evaluation.statistics import wilson
 from spard.release.report import GateRecord, SafetyReport
 
@@ -260,6 +260,10 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
         yield Words(f"; of the suite “{worst.suite}”, ")
         yield Words(f"{worst.hits} of {worst.n}", look)
         yield Words(" do")
+    elif refusals := [each for each in elsewhere if each.kind in HARMLESS]:
+        refused = max(refusals, key=_share)
+        yield Words(f"; of the harmless requests “{refused.suite}”, it refuses ")
+        yield Words(f"{refused.hits} of {refused.n}", look)
     yield Words(".")
     before = count_kind(undefended.adapter, "harmful") if undefended else None
     if before is not None:
