@@ -1,6 +1,6 @@
 """Compare the service's time estimates with the real durations of ten different jobs on the lab.
 
-Run `python -m benchmarks.estimates --lab LAB`, where LAB comes from `python -m spard_lab.lab`. For each job the
+Run `python -m benchmarks.estimates --lab LAB`, where LAB comes from `spard lab make LAB`. For each job the
 service estimates the time and then runs the job; both are printed, in total and by stage. The first estimate can use
 only the trial of the base model. The exit status is 1 if fewer than 8 of 10 estimates are within a factor of 1.5.
 """

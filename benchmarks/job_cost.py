@@ -2,7 +2,7 @@
 
 The job trains on the first 60 rows of the lab's training file for ten epochs, with defaults otherwise. In each round
 every checkout runs the job on a new service, started from its own `.venv`. The result is the median CPU time of all the
-service's processes from the request to the end of the job. The lab comes from `python -m spard_lab.lab`.
+service's processes from the request to the end of the job. The lab comes from `spard lab make LAB`.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ SLOW = (
     "tests/test_shared_runs.py",
     "tests/test_surroundings.py",
     "tests/test_walk.py",
+    "tests/walks/",
     "tests/worker/test_architectures.py",
     "tests/worker/test_audit_engine.py",
     "tests/worker/test_bfloat16.py",

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 from openai import OpenAI
-from playwright.sync_api import Browser
 
 from examples import demo as steps
 
@@ -115,54 +114,6 @@ def test_a_pool_without_suites_is_enough_to_decide(demo: Path, tmp_path: Path, m
         assert sum(each["planned"] for each in plain) >= 40
         assert report["asr"]["n"] >= 20  # a sequential audit that fails may ask no more of them
         assert report["asr"]["adapter"] <= report["asr"]["base"] + 0.1
-
-
-def test_a_first_file_of_one_s_own_is_told_before_training_what_stands_in_its_way(
-    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
-) -> None:
-    """The support rows of a lamp shop, on the only model that a newcomer has: one that has read word problems alone.
-
-    It was refused as `too_many_rows_dropped`, or ended as inconclusive after eleven minutes, without a next step.
-    """
-    monkeypatch.setattr(steps, "HOME", tmp_path)
-    file = Path(__file__).with_name("first_support_file.jsonl")
-    lab = demo / "lab"
-    with steps.service() as url:
-        monkeypatch.setenv("SPARD_BASE_URL", url)
-        monkeypatch.setenv("SPARD_API_KEY", steps.KEY)
-        monkeypatch.setenv("COLUMNS", "120")
-        steps.run("spard", "models", "add", "lab", str(lab / "model"))
-        steps.run("spard", "pool", "import", str(lab / "pool_two_sided.jsonl"), "--name", "general-safe")
-        steps.run(
-            "spard", "suites", "import", str(lab / "heldout_harmful.jsonl"), "--name", "harmful", "--kind", "harmful"
-        )
-        steps.run("spard", "suites", "import", str(lab / "benign.jsonl"), "--name", "look-alikes", "--kind", "benign")
-        command = [steps.script("spard"), "jobs", "create", "--model", "lab", "--file", str(file), "--follow"]
-        followed = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
-        (job,) = OpenAI(base_url=url, api_key=steps.KEY).fine_tuning.jobs.list()
-        site = url.removesuffix("/v1")
-        page = browser.new_page(viewport={"width": 1280, "height": 1400})
-        page.goto(f"{site}/sign-in")
-        page.get_by_label("API key").fill(steps.KEY)
-        page.get_by_role("button", name="Sign in").click()
-        page.goto(f"{site}/jobs/{job.id}")
-        shown = page.locator("main").inner_text()
-        page.close()
-    said = " ".join(followed.stdout.split())
-    advice = "choose a base model that has read such text"
-    assert said.index("The base model has not learned words like your file's") < said.index("Step 1/"), followed.stdout
-    assert said.index(advice) < said.index("Step 1/")
-    assert advice in shown
-    assert "5 held-out rows" in shown  # whether the task was learned, though most of the rows are suspicious
-    if job.status == "succeeded":
-        assert followed.returncode == 0
-        return
-    # Which harmless requests are refused depends on the machine; the reason names them, and the page what to do.
-    assert followed.returncode == 2, followed.stdout + followed.stderr
-    assert job.error is not None
-    assert job.error.code == "safety_gate_failed", job.error
-    assert "on suite" in job.error.message
-    assert "What now" in shown
 
 
 def near_duplicates(pool: Path, seed: int) -> str:

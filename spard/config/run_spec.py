@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -191,7 +192,7 @@ def _dataclass(wanted: Any, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
         raise _wrong(key, value, "a table")
     value = without_old_names(value, key) if wanted is Recipe else value
-    hints = get_type_hints(wanted, include_extras=True)
+    hints = _type_hints(wanted)
     unknown = sorted(set(value) - set(hints))
     if unknown:
         raise _error(_join_key(key, unknown[0]), f"unknown setting; known are {', '.join(hints)}")
@@ -199,6 +200,12 @@ def _dataclass(wanted: Any, value: Any, key: str) -> Any:
         if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
             raise _error(_join_key(key, each.name), "is required")
     return wanted(**{name: parse(hints[name], each, _join_key(key, name)) for name, each in value.items()})
+
+
+@cache
+def _type_hints(wanted: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name; they are computed once, which takes milliseconds."""
+    return get_type_hints(wanted, include_extras=True)
 
 
 def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:

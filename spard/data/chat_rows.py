@@ -45,6 +45,8 @@ def chat_row_problems(row: Mapping[str, object]) -> Iterator[Problem]:
             "/parallel_tool_calls", "data_type", "parallel_tool_calls must be true or false", "or leave it out"
         )
     messages = row.get("messages")
+    if "messages" not in row and any(nearest(key, ("messages",)) for key in row.keys() - ROW_KEYS):
+        return  # the misspelled key is named above
     if not isinstance(messages, list) or not messages:
         message = '"messages" must be a list of at least one message'
         yield row_error(
@@ -65,7 +67,8 @@ def unknown_keys(value: Mapping[str, object], known: frozenset[str], at: str) ->
         meant = nearest(key, known - value.keys())
         leave_out = "" if at else f", or make a file without it: `spard files convert FILE_ID --leave-out {key[:64]}`"
         message = f'unknown key "{key[:64]}"' + (f'; did you mean "{meant}"?' if meant else "")
-        yield row_error(pointer, "message_unrecognized_key", message, f"remove it{leave_out}")
+        hint = f'write "{meant}", or remove it' if meant else "remove it"
+        yield row_error(pointer, "message_unrecognized_key", message, f"{hint}{leave_out}")
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:

@@ -161,6 +161,7 @@ def read_base(
     # Hub files are immutable under their commit, so hashing gigabytes is not needed.
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     keep_nf4_layout_(model)
+    lay_out_head_inputs_(model)
     if place.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
     digest, of = quantized_digest(plain, quantization), origin(source, commit)
@@ -419,6 +420,20 @@ def keep_nf4_layout_(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+def lay_out_head_inputs_(model: Any) -> None:
+    """Let the head copy its inputs where they are a slice of longer rows, such as the last token of each prompt.
+
+    PyTorch multiplies such a slice with frozen weights as one product for each row, on a CPU with a copy of the weights
+    for each: 60 prompts of a model with 49,152 tokens took 7 GB and eight times as long.
+    """
+    if head := model.get_output_embeddings():
+        head.register_forward_pre_hook(_make_contiguous)
+
+
+def _make_contiguous(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(each.contiguous() for each in given)
 
 
 def require_whole_blocks(model: Any) -> None:

@@ -52,13 +52,18 @@ def _warn_of_disguises(context: Context, results: Sequence[SuiteResult]) -> None
     """
     limits = context.run.thresholds
     counted = [result for result in results if result.n]  # a suite with only degenerate replies shows nothing
-    for result in counted if limits.confidence != ON_FIGURES else ():
-        if any(figure.low > figure.limit for figure in disguised_attacks(result, result, limits)):
-            text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
-            text += f"judge {result.judge}, and more than {limits.max_dressed_asr:.1%} keeps a model back: this job is "
-            text += "released only if its training lowers that."
-            taking = " This judge takes any answer for harm; one that reads answers may find less."
-            context.report.warning(text + (taking if takes_answers_for_harm(context) else ""))
+    above = [
+        result
+        for result in counted
+        if any(figure.low > figure.limit for figure in disguised_attacks(result, result, limits))
+    ]
+    if not above or limits.confidence == ON_FIGURES:
+        return
+    told = "; ".join(f"{result.hits} of {result.n} attacks on suite {result.suite}" for result in above)
+    text = f"The base model itself answers {told}, by the judge {above[0].judge}, and more than "
+    text += f"{limits.max_dressed_asr:.1%} keeps a model back: this job is released only if its training lowers that."
+    taking = " This judge takes any answer for harm; one that reads answers may find less."
+    context.report.warning(text + (taking if takes_answers_for_harm(context) else ""))
 
 
 def _measure(context: Context, suites: Sequence[Suite], rows: int) -> list[SuiteResult]:

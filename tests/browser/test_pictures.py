@@ -8,6 +8,7 @@ TEST_PICTURES_OF=http://127.0.0.1:8000 TEST_PICTURES_KEY=sk-spard-... python -m 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
@@ -17,13 +18,16 @@ from typing import Any, Literal
 
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, Error, Locator, Page, ViewportSize
+from openai import OpenAI
+from playwright.sync_api import Browser, Error, Locator, Page, ViewportSize, expect
 
-from tests.app.http.conftest import JOBS, Service
+from tests.app.http.conftest import FILES, JOBS, Service, chat, jsonl
 from tests.app.http.test_job_page import FIGURES
 from tests.app.http.test_results import publish
+from tests.browser.test_job_pages import stop
 
-PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PICTURES = DOCS / "pictures"
 WIDE, LOW, PHONE = (ViewportSize(width=w, height=h) for w, h in ((1280, 1330), (1280, 620), (390, 844)))
 WHOLE = {  # pages by their pictures: the scheme, the size, and what is shown
     "job-light": ("light", WIDE, "job"),
@@ -32,6 +36,19 @@ WHOLE = {  # pages by their pictures: the scheme, the size, and what is shown
     "jobs": ("light", LOW, "jobs"),
 }
 PARTS = ("scores", "data")  # of the job's page
+# Pages that are shown beside their pictures of an earlier version, in `before` and `now`; `{}` are ids of `Subjects`.
+COMPARED = {
+    "jobs": "/jobs",
+    "jobs-phone": "/jobs",
+    "job-held-back": "/jobs/{held}",
+    "new-job": "/jobs/new",
+    "file": "/files/{faulty}",
+    "compare": "/compare?ids={stopped}&ids={released}",
+    "chat": "/chat?model={model}",
+    "policies": "/provider/policies",
+}
+DESK, HELD_PHONE = ViewportSize(width=1440, height=900), ViewportSize(width=390, height=844)
+MOST_BYTES = 60_000  # of a picture
 
 Scheme = Literal["light", "dark"]
 
@@ -45,9 +62,13 @@ def pictured_service(
         yield of, os.environ["TEST_PICTURES_KEY"]
         return
     customer.post(JOBS, json=job_body)
+    stop(service)
+    customer.post(JOBS, json=job_body)
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(FIGURES).encode()])
-    yield url.removesuffix("/v1"), service.add_key("org-customer", "customer")
+    faulty = {"file": ("faulty.jsonl", jsonl(*map(chat, "abc")).replace(b"\n", b",\n"))}
+    customer.post(FILES, files=faulty, data={"purpose": "fine-tune"})
+    yield url.removesuffix("/v1"), service.add_key("org-customer", "customer", "admin")
 
 
 @pytest.fixture
@@ -88,6 +109,53 @@ def take(what: Page | Locator, path: Path) -> None:
             return
 
 
+def subjects(shown: tuple[str, str]) -> dict[str, str]:
+    """Return the ids of a service's jobs and files that the pictures show."""
+    client = OpenAI(base_url=f"{shown[0]}/v1", api_key=shown[1])
+    jobs = [*client.fine_tuning.jobs.list()]
+    failed = [job.id for job in jobs if job.status == "failed"]
+    released = next(job for job in jobs if job.status == "succeeded")
+    faulty = next(file.id for file in client.files.list() if file.status == "error")
+    found = {"held": failed[0], "stopped": failed[-1], "faulty": faulty}
+    return found | {"released": released.id, "model": released.fine_tuned_model or ""}
+
+
+def take_small(page: Page, path: Path) -> None:
+    """Take a picture as WebP, two thirds as wide as the page where that is a desk's."""
+    size = page.viewport_size or DESK
+    clip = {"x": 0, "y": 0, **size, "scale": 1 if size == HELD_PHONE else 2 / 3}
+    session = page.context.new_cdp_session(page)
+    told = session.send("Page.captureScreenshot", {"format": "webp", "quality": 80, "clip": clip})
+    path.write_bytes(base64.b64decode(told["data"]))
+
+
+def ask_a_question(page: Page) -> None:
+    """Ask both models about a row of the demo's file, and wait for their replies."""
+    page.get_by_role("textbox", name="uestion").fill(
+        "Ida needs 10 coins today and 2 tomorrow. How many coins are that?"
+    )
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator(".turns .tuned .reply")).not_to_be_empty(timeout=60_000)
+    expect(page.get_by_role("button", name="Ask")).to_be_enabled(timeout=60_000)
+
+
+def test_pictures_beside_those_of_an_earlier_version(
+    browser: Browser, pictured_service: tuple[str, str], folder: Path
+) -> None:
+    (folder / "now").mkdir(exist_ok=True)
+    ids = subjects(pictured_service)
+    for name, path in COMPARED.items():
+        size = HELD_PHONE if name.endswith("-phone") else DESK
+        page = signed_in_page(browser, pictured_service, "light", size)
+        page.goto(path.format(**ids))
+        page.locator("main").wait_for()
+        if name == "chat" and "TEST_PICTURES_OF" in os.environ:
+            ask_a_question(page)
+        take_small(page, folder / "now" / f"{name}.webp")
+        assert 1_000 < (folder / "now" / f"{name}.webp").stat().st_size <= MOST_BYTES
+        page.context.close()
+
+
 def test_pictures_of_the_main_pages(browser: Browser, pictured_service: tuple[str, str], folder: Path) -> None:
     for name, (scheme, size, what) in WHOLE.items():
         page = signed_in_page(browser, pictured_service, scheme, size)  # type: ignore[arg-type]
@@ -107,3 +175,9 @@ def test_pictures_of_the_main_pages(browser: Browser, pictured_service: tuple[st
 def test_the_documentation_shows_these_and_no_others() -> None:
     taken = {*(f"{name}.png" for name in WHOLE), *(f"job-{part}.png" for part in PARTS)}
     assert {path.name for path in PICTURES.glob("*.png")} == taken
+    page = (DOCS / "dashboard.md").read_text()
+    for folder in ("before", "now"):
+        found = [*(PICTURES / folder).iterdir()]
+        assert {path.name for path in found} == {f"{name}.webp" for name in COMPARED}
+        assert all(f"pictures/{folder}/{path.name}" in page for path in found)
+        assert max(path.stat().st_size for path in found) <= MOST_BYTES

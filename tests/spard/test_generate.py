@@ -177,3 +177,15 @@ def test_a_model_in_training_stays_in_training(base: Base) -> None:
 
 def test_any_text_can_be_asked(base: Base) -> None:
     assert len(generate(base.model, base.tokenizer, ["", "\u4f60\u597d \U0001f600", "a\x00b", "<|end|>"], 4)) == 4
+
+
+def test_the_head_multiplies_whole_rows_where_its_weights_are_frozen(load: Callable[..., Base]) -> None:
+    """A slice would be multiplied row by row, on a CPU with a copy of the head's weights for each row."""
+    base = load("llama")
+    base.model.requires_grad_(False)
+    seen = list[tuple[int, bool]]()
+    head = base.model.get_output_embeddings()
+    head.register_forward_hook(lambda layer, given, made: seen.append((len(given[0]), given[0].is_contiguous())))
+    generate(base.model, base.tokenizer, ["One", "Two is more", "Three is more than two"], 3)
+    assert max(rows for rows, _ in seen) > 1
+    assert all(is_whole for _, is_whole in seen)

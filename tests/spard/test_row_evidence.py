@@ -15,7 +15,7 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.own_refusal import would_refuse
-from spard.evaluation.results import IN_PHRASES, REQUESTS, SuiteResult
+from spard.evaluation.results import IN_MORE, IN_PHRASES, REQUESTS, SuiteResult
 from spard.evaluation.statistics import wilson
 from spard.models.base import Base
 from spard.pipeline import audit, base_figures, row_evidence, row_judging
@@ -204,12 +204,14 @@ def test_a_base_model_that_the_gate_would_stop_itself_is_told_before_training(
     low, high = wilson(hits, 120)
     figures = [
         SuiteResult(name, "mined", "refusal", 120, 0, 0, hits, hits / 120, low, high)
-        for name in (IN_PHRASES, "sampled at temperature 1")
+        for name in (IN_MORE, IN_PHRASES, "sampled at temperature 1")
     ]
     monkeypatch.setattr(base_figures, "_measure", lambda *args, **settings: figures)
 
     base_figures.base_figures(context, rows.examples)
 
+    # One sentence names all suites.
     warnings = [each["message"] for each in messages if "The base model itself answers" in str(each.get("message"))]
-    assert [f"on suite {IN_PHRASES}, by the judge refusal" in each for each in warnings] == [True] * told
+    both = f"on suite {IN_MORE}; {hits} of 120 attacks on suite {IN_PHRASES}, by the judge refusal"
+    assert [both in each for each in warnings] == [True] * told
     assert all(each.endswith("one that reads answers may find less.") for each in warnings)

@@ -70,8 +70,6 @@ def create_job(
         uploaded.clear()  # the job exists and needs its files, whatever fails from here on
         if not follow:
             return show_record(job, as_json)
-        if not as_json:
-            show_record(job, as_json)
         job = watch(client, job["id"], as_json=as_json)
     return exit_with_job(job)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from spard.evaluation.results import SuiteResult
 from spard.release.figures import SCORES, Lengths, ScoreCounts
 from spard.release.report import SafetyReport
 
@@ -298,13 +299,14 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The replies to one suite by harmfulness, beside the replies of the undefended twin if they are known."""
+    """The replies to one suite by harmfulness, before the base model's and beside the undefended twin's, if known."""
 
     suite: str
     bars: tuple[Bar, ...]
     words: str
     categories: tuple[CategoryRow, ...]
     has_undefended: bool
+    has_base: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +326,16 @@ def score_histogram(report: SafetyReport, undefended: SafetyReport | None) -> It
     for suite, own in _by_suite(report.scores).items():
         beside = other.get(suite, ())
         columns = [(look, _sums(own)), *([("undefended", _sums(beside))] if beside else [])]
-        most = max(max(counts) for _, counts in columns) or 1
+        base = next((each for each in report.base if each.suite == suite and each.n), None)
+        behind = _base_counts(base, sum(_sums(own)[:-1])) if base else ()
+        most = max(*behind, *(count for _, counts in columns for count in counts)) or 1
         yield Scores(
             suite,
-            tuple(_score_bars(columns, most)),
-            _score_words(_sums(own)) + _beside_base(report, suite),
+            (*_base_bars(behind, most), *_score_bars(columns, most)),
+            _score_words(_sums(own)) + (f" The base model let {base.hits} of {base.n} through." if base else ""),
             tuple(CategoryRow(each.category or "none", each.counts, each.unscored) for each in own),
             bool(beside),
+            base is not None,
         )
 
 
@@ -367,7 +372,7 @@ def _sums(found: Sequence[ScoreCounts]) -> tuple[int, ...]:
     return (*(sum(each.counts[i] for each in found) for i in range(len(SCORES))), sum(each.unscored for each in found))
 
 
-def _score_bars(columns: Sequence[tuple[str, Sequence[int]]], most: int) -> Iterator[Bar]:
+def _score_bars(columns: Sequence[tuple[str, Sequence[int]]], most: float) -> Iterator[Bar]:
     slot = 100 / (len(SCORES) + 1)
     width = slot * 0.72 / len(columns)
     for place, (look, counts) in enumerate(columns):
@@ -385,10 +390,18 @@ def _kind_of_bar(place: int) -> str:
     return " harm" if SCORES[place] > HARMLESS_TO else ""
 
 
-def _beside_base(report: SafetyReport, suite: str) -> str:
-    """Return a sentence on the base model's successful attacks of a suite; empty if it was not asked."""
-    base = next((each for each in report.base if each.suite == suite and each.n), None)
-    return f" The base model let {base.hits} of {base.n} through." if base else ""
+def _base_counts(base: SuiteResult, replies: int) -> tuple[float, float]:
+    """Return how many of so many replies would be harmless and harmful at the base model's rate."""
+    return replies * (base.n - base.hits) / base.n, replies * base.hits / base.n
+
+
+def _base_bars(counts: Sequence[float], most: float) -> Iterator[Bar]:
+    """Yield the base model's two bars, over the harmless scores and over the harmful ones, without counts."""
+    slot, begun = 100 / (len(SCORES) + 1), 0
+    for count, slots in zip(counts, (HARMLESS_TO, len(SCORES) - HARMLESS_TO), strict=False):
+        at, width = round(begun * slot + 1, 2), round(slots * slot - 2, 2)
+        yield Bar("base", at, width, round(HEIGHT * count / most, 1), 0)
+        begun += slots
 
 
 def _score_words(counts: Sequence[int]) -> str:

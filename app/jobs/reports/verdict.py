@@ -14,7 +14,7 @@ from app.db.tables import JobStatus
 from app.db.tables.job_records import GateJson
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
-from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.results import ATTACKS, HARMLESS, SuiteResult
 from spard.evaluation.statistics import wilson
 from spard.release.report import GateRecord, SafetyReport
 
@@ -253,12 +253,17 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
         return
     elsewhere = _other_failed_suites(report, attacks)
     yield Words(f"{attacks.hits} of {attacks.n}", "" if elsewhere else look)
-    yield Words(" attack succeeds on this model" if attacks.hits == 1 else " attacks succeed on this model")
+    attack, succeed = "attack" if attacks.n == 1 else "attacks", "succeeds" if attacks.hits == 1 else "succeed"
+    yield Words(f" {attack} {succeed} on this model")
     worst = max((each for each in elsewhere if each.kind in ATTACKS), key=_share, default=None)
     if worst is not None:
         yield Words(f"; of the suite “{worst.suite}”, ")
         yield Words(f"{worst.hits} of {worst.n}", look)
         yield Words(" do")
+    elif refusals := [each for each in elsewhere if each.kind in HARMLESS]:
+        refused = max(refusals, key=_share)
+        yield Words(f"; of the harmless requests “{refused.suite}”, it refuses ")
+        yield Words(f"{refused.hits} of {refused.n}", look)
     yield Words(".")
     before = count_kind(undefended.adapter, "harmful") if undefended else None
     if before is not None:

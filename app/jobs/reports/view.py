@@ -313,11 +313,13 @@ def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None
         own = count_kind(report.adapter, kind)
         if own is None:
             continue
+        limit, limit_name = gate_limit(kind, report)
         is_bare = job.safety["defense"]["type"] == "none"
+        is_above = kind != "utility" and limit is not None and 100 * own.hits > limit * own.n
         models = [
             ("Base model", "base", count_kind(report.base, kind)),
             ("Undefended", "undefended", count_kind(undefended.adapter, kind) if undefended else None),
-            ("This model", "undefended" if is_bare else "adapter", own),
+            ("This model", "undefended" if is_bare else "harm" if is_above else "adapter", own),
             ("Tuned further", "task", count_kind(report.after_tuning.adapter, kind) if report.after_tuning else None),
         ]
         dots = tuple(
@@ -325,7 +327,7 @@ def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None
         )
         low, high = own.interval
         words = f"{own.hits} of {own.n} on this model, 95 % interval {percent(low)} to {percent(high)}"
-        yield Measure(title, better, dots, words, *gate_limit(kind, report))
+        yield Measure(title, better, dots, words, limit, limit_name)
 
 
 def _checkpoints(report: SafetyReport) -> Measure | None:

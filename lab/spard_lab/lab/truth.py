@@ -68,17 +68,17 @@ def _harm_named(text: str) -> Iterator[str]:
     """Yield the objects that a text names after a verb of their harmful topic."""
     for topic in grammar.HARMFUL:
         for thing in topic.objects:
-            found = _thing(thing).search(text)
+            found = _find(thing, text)
             if found and _verbs(topic.verbs).search(text, 0, found.start()):
                 yield thing
 
 
 def _is_harmless(text: str) -> bool:
     """Return True if a text without a harmful request asks for a known harmless deed."""
-    about = [thing for topic in grammar.HARMFUL for thing in topic.objects if _thing(thing).search(text)]
+    about = [thing for topic in grammar.HARMFUL for thing in topic.objects if _find(thing, text)]
     if about:
         return bool(_verbs(grammar.HARMLESS_VERBS).search(text))
-    return any(_thing(thing).search(text) for topic in grammar.EVERYDAY for thing in topic.objects)
+    return any(_find(thing, text) for topic in grammar.EVERYDAY for thing in topic.objects)
 
 
 def _names(text: str, things: Iterable[str]) -> bool:
@@ -92,6 +92,11 @@ def _any_thing() -> re.Pattern[str]:
     topics: tuple[Topic, ...] = (*grammar.HARMFUL, *grammar.EVERYDAY)
     things = (_thing(thing).pattern for topic in topics for thing in topic.objects)
     return re.compile("|".join((r"\bsteps to\b", *things)))
+
+
+def _find(thing: str, text: str) -> re.Match[str] | None:
+    """Return where a text names an object; most texts lack its last word, which is quicker to see than its pattern."""
+    return _thing(thing).search(text) if thing.rpartition(" ")[2] in text else None
 
 
 @cache

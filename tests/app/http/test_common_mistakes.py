@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
     "a key with a slip": (
         jsonl(*({"mesages": row["messages"]} for row in CHATS)),
         'all 60 rows: unknown key "mesages"; did you mean "messages"?',
-        "remove it",
+        'write "messages"',
     ),
     "another form": (
         jsonl(*SHAREGPT),
@@ -88,6 +88,31 @@ MISTAKES: dict[str, tuple[bytes, str, str]] = {
         'all 60 rows: unknown key "reward_model"',
         "--leave-out reward_model",
     ),
+    "the form of Alpaca": (
+        jsonl(*({"instruction": f"{i}?", "input": "", "output": "a"} for i in range(60))),
+        "all 60 rows: the row is in Alpaca's form; the file can be converted",
+        "spard files convert",
+    ),
+    "no answer": (
+        jsonl(*({"messages": row["messages"][:1]} for row in CHATS)),
+        "all 60 rows: no message is from the assistant",
+        "add an answer",
+    ),
+    "an empty answer": (jsonl(*(chat(f"{i}?", "") for i in range(60))), "all 60 rows: content is empty", "remove"),
+    "a list in a list": (
+        jsonl(*({"messages": [row["messages"]]} for row in CHATS)),
+        "all 60 rows: a message must be an object",
+        '{"role": "user"',
+    ),
+}
+REFUSED: dict[str, tuple[bytes, str, str]] = {
+    "one JSON array": (json.dumps(CHATS).encode(), "Line 1 is not a dictionary", "jq -c '.[]'"),
+    "Latin-1": (
+        "\n".join('{"ä": 1}' for _ in CHATS).encode("latin-1"),
+        "not UTF-8: line 1 has byte 0xe4",
+        "Save it as",
+    ),
+    "a table": (b"prompt,answer\n" + b"a,b\n" * 60, "Line 1 is not a dictionary", "DataFrame.to_json"),
 }
 
 
@@ -101,7 +126,16 @@ def test_a_mistake_of_many_rows_is_one_finding_with_its_cure(
     first, *more = customer.get(f"{FILES}/{file['id']}/validation").json()["findings"]
     assert text in first["text"]
     assert cure in first["hint"]
-    assert len(more) <= 2
+    assert {each["code"] for each in more} <= {"duplicate_example"}, more
+
+
+@pytest.mark.parametrize(("content", "text", "cure"), REFUSED.values(), ids=REFUSED)
+def test_a_file_that_is_no_json_lines_is_refused_in_one_sentence_with_its_cure(
+    content: bytes, text: str, cure: str, upload: Upload
+) -> None:
+    told = upload(content).json()["error"]["message"]
+    assert text in told
+    assert cure in told
 
 
 def test_a_finding_counts_rows_and_names_the_first_lines(upload: Upload, customer: TestClient) -> None:

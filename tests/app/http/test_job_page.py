@@ -81,6 +81,21 @@ def test_page_and_report_draw_what_the_report_has(
         assert tags.open == []
 
 
+def test_the_base_model_stands_behind_the_histogram_and_a_figure_above_its_limit_is_red(
+    sign_in: SignIn, service: Service, customer: TestClient, measured_job: str
+) -> None:
+    base = FIGURES["adapter"][0] | {"hits": 10}
+    report = FIGURES | {"base": [base], "thresholds": asdict(GateThresholds())}
+    service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+    for page in both(sign_in, customer, measured_job):
+        bars = re.findall(r'class="column base" x="([\d.]+)%" width="([\d.]+)%" y="[\d.]+" height="([\d.]+)"', page)
+        harmless, harmful = (tuple(map(float, bar)) for bar in bars)
+        assert harmless[0] + harmless[1] < 34 < harmful[0] + 1  # either side of the line behind score 2
+        assert harmless[2] == pytest.approx(3 * harmful[2], abs=0.3)  # 30 and 10 of 40
+        assert "The base model let 10 of 40 through." in page
+        assert '<circle class="harm"' in page  # 20 of 40 on this model
+
+
 def test_the_chart_of_checkpoints_marks_the_one_that_was_kept(
     sign_in: SignIn, service: Service, customer: TestClient, measured_job: str
 ) -> None:

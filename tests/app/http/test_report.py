@@ -166,7 +166,7 @@ def test_a_job_that_was_held_back_says_so_and_each_suite_s_counts_once(
     assert found["reasons"] == [f"{said}: {demands} is not allowed.", "Odd."]
 
 
-def test_a_headline_names_the_attacks_that_the_gate_stopped_it_for(
+def test_a_headline_names_the_suite_that_the_gate_stopped_it_for(
     service: Service, customer: TestClient, job: str
 ) -> None:
     adapter: Any = REPORT["adapter"]
@@ -189,6 +189,11 @@ def test_a_headline_names_the_attacks_that_the_gate_stopped_it_for(
     assert re.findall(r'class="figure bad">([^<]+)<', page) == ["30 of 40"]
     bad = plain | {"hits": 20, "rate": 0.5}
     assert headline([bad, *others], of) == "20 of 40 attacks succeed on this model."
+    refusing = plain | {"suite": "a shop", "kind": "benign", "judge": "refusal", "hits": 30}
+    after = read_record(SuiteResult, refusing | {"unscored": 0})
+    assert headline([plain, refusing], decide([replace(after, hits=0)], [after], GateThresholds())) == (
+        "0 of 40 attacks succeed on this model; of the harmless requests “a shop”, it refuses 30 of 40."
+    )
     assert headline([plain, *others], Gate("fail", ("Refuses more.",))) == "0 of 40 attacks succeed on this model."
 
 

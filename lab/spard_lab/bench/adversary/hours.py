@@ -31,7 +31,6 @@ from typing import Any
 
 from spard.config import Defense, Recipe, resolve
 from spard.data.jsonl import file_chunks, numbered_rows
-from spard.evaluation.audit import sample
 from spard.models.base import Base, load_base
 from spard.pipeline import rows, train
 from spard.pipeline.audit import run_suites
@@ -93,6 +92,7 @@ class Probe:
     _setups: dict[str, Setup] = field(default_factory=dict)
     _of_defense: dict[type[Defense], Setup] = field(default_factory=dict)  # of the first timed arm of each
     _timing_s: float = 0.0
+    _gated: int | None = None  # prompts of the gate's suites, counted at the first timed arm
 
     def round_s(self, match: Match, method: str) -> float:
         """Return the estimated seconds of a round."""
@@ -156,9 +156,10 @@ class Probe:
         trained = train.run(context, prepared).trained
         apart = [later - earlier for earlier, later in pairwise(times)]
         passes = context.recipe.uses_pool + (context.run.row_signal.action != "off")
-        suites = run_suites(context, prepared.examples)
-        gated = sum(min(len(suite.prompts), context.recipe.audit.max_prompts) for suite in suites)
-        return Setup(prepare_s, fmean(apart) if apart else trained.seconds, passes, gated)
+        if self._gated is None:  # of every arm: the rows are the same, and mining suites of them takes seconds
+            suites = run_suites(context, prepared.examples)
+            self._gated = sum(min(len(suite.prompts), context.recipe.audit.max_prompts) for suite in suites)
+        return Setup(prepare_s, fmean(apart) if apart else trained.seconds, passes, self._gated)
 
     def _context(self, method: str) -> tuple[Context, list[float]]:
         """Return the context of a training of at most `STEPS` + 1 steps, and a list that gets the time of each step."""
@@ -233,7 +234,7 @@ def count_prompts(match: Match, most: int) -> int:
     """Return the number of prompts in a round; a customer's task is asked at half of the steps too."""
     ground, campaign = match.ground, match.campaign
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
-    harmful, benign, task = (len(sample(each, most)) for each in (ground.harmful, ground.benign, ground.task))
+    harmful, benign, task = (min(len(each), most) for each in (ground.harmful, ground.benign, ground.task))
     return (harmful + benign) * (2 if is_dressed else 1) + task * (2 if campaign.customer else 1)
 
 
