@@ -190,11 +190,13 @@ class Vllm:
             except Exception:  # this task is the only one that checks, so it must go on
                 log.exception("what the server answers with cannot be looked at")
 
-    def _end_streams(self, name: str) -> None:
-        """End the replies that a model is writing, because the server answers with other weights for it."""
+    def _end_streams(self, name: str, error: AppError) -> None:
+        """End the replies that a model is writing: its probe has found other weights, or got no answer."""
+        if isinstance(error, NotServed):
+            error = NotServed("The server answered with other weights than were proved; try again.")
         for model, stream in list(self._streams.values()):
             if model == name:
-                stream.put(NotServed("The server answered with other weights than were proved; try again."))
+                stream.put(error)
                 stream.cancel()
 
     def _client(self) -> AbstractAsyncContextManager[AsyncOpenAI]:

@@ -137,7 +137,8 @@ class Resident:
 class Adapters:
     """The models of one server, by name; an adapter's name derives from its digest, so no name is used twice.
 
-    `end_replies` is called with the name of a model as soon as one of its probes fails, before any other is awaited.
+    `end_replies` is called with the name of a model and the reason as soon as one of its probes fails, before any other
+    is awaited.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Adapters:
         own: EmbeddedEngines,
         gate: Gate,
         begin: Begin,
-        end_replies: Callable[[str], None],
+        end_replies: Callable[[str, AppError], None],
     ) -> None:
         self._settings, self._storage, self._own, self._gate = settings, storage, own, gate
         self._begin, self._end_replies = begin, end_replies
@@ -235,7 +236,7 @@ class Adapters:
         self.residents[resident.name] = resident
         failed = await self._prove(client, [each for each in self.residents.values() if each is not resident])
         if failed:
-            log.error("after a load the server answers with other weights than before: %s", ", ".join(failed))
+            log.error("after a load, these are not proved any more: %s", ", ".join(failed))
 
     async def _take_back(self, client: AsyncOpenAI, resident: Resident) -> None:
         """Unload an adapter that failed its proof, and prove all others again: its load may have changed them."""
@@ -303,7 +304,7 @@ class Adapters:
                 others = [select_probes(each, places) for each in self._others(resident)]
                 check_adapter(found, own, others)
         except AppError as error:
-            self._end_replies(resident.name)
+            self._end_replies(resident.name, error)
             if self.residents.get(resident.name) is resident:
                 self.forget(resident.name)
             log.error("%s is answered no more until it is proved anew: %s", resident.name, error.message)

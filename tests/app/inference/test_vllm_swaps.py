@@ -127,6 +127,27 @@ def test_what_is_swapped_while_it_serves_is_found_and_what_is_being_written_ends
     assert [text(client, each) for each in (first, second)] == right
 
 
+def test_a_reply_whose_probe_gets_no_answer_is_not_said_to_be_of_other_weights(
+    served_lab: Lab, server: Vllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, first = served_lab.client(), served_lab.release(76)
+    text(client, first)
+    adapters: Any = served_lab.app.state.serving.engines.adapters
+    monkeypatch.setattr(adapters, "_settings", adapters._settings.model_copy(update={"serving_stall_s": 0.2}))
+    may_go_on = Event()
+    server.before_token = lambda model: may_go_on.wait(WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(text, client, first)
+        end = time.monotonic() + WAIT_S
+        while server.names[0] in adapters.residents:
+            assert time.monotonic() < end, "nobody looked"
+            time.sleep(0.01)
+        may_go_on.set()
+        with pytest.raises(InternalServerError) as ended:
+            reply.result(WAIT_S)
+    assert ended.value.code == "engine_lost"
+
+
 def test_no_tenant_gets_another_s_reply_while_many_adapters_are_loaded(
     served_lab: Lab, server: Vllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
