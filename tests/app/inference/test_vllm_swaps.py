@@ -148,6 +148,7 @@ def test_a_reply_whose_probe_gets_no_answer_is_not_said_to_be_of_other_weights(
     assert ended.value.code == "engine_lost"
 
 
+@pytest.mark.timeout(7200)  # of the soak: 200 loads, each of which proves eight adapters again
 def test_no_tenant_gets_another_s_reply_while_many_adapters_are_loaded(
     served_lab: Lab, server: Vllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
