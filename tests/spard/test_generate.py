@@ -180,7 +180,7 @@ def test_any_text_can_be_asked(base: Base) -> None:
 
 
 def test_the_head_multiplies_whole_rows_where_its_weights_are_frozen(load: Callable[..., Base]) -> None:
-    """A slice would be multiplied row by row, on a CPU with a copy of the head's weights for each row."""
+    """A slice would be multiplied row by row, in bfloat16 with a copy of the head's weights for each."""
     base = load("llama")
     base.model.requires_grad_(False)
     seen = list[tuple[int, bool]]()
