@@ -29,7 +29,8 @@ class Terminal:
 
     def __post_init__(self) -> None:
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        self.environment = os.environ | {"PATH": programs, "PYTHONPATH": CHECKOUT, "COLUMNS": "120"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SPARD_")}
+        self.environment = kept | {"PATH": programs, "PYTHONPATH": CHECKOUT, "COLUMNS": "120"}
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run a line in bash and return how it ended, with both outputs in `stdout`."""

@@ -5,6 +5,7 @@ The judge is the service's default, which is measured on the lab's model. Nothin
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -60,7 +61,9 @@ def try_an_own_file(terminal: Terminal, page: Page) -> None:
     job = terminal.ask("spard jobs list")[0]
     page.goto(f"/jobs/{job['id']}")
     expect(page.locator("main")).to_contain_text(ADVICE)
-    expect(page.locator("main")).to_contain_text("5 held-out rows")  # though most of the rows are suspicious
+    expect(page.locator("main")).to_contain_text(
+        re.compile("[45] held-out rows")
+    )  # though most of the rows are suspicious
     assert serious(page) == []
     if job["status"] == "succeeded":
         assert followed.returncode == 0

@@ -92,7 +92,7 @@ def make_table(terminal: Terminal, page: Page) -> None:
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert float(rows["none"]["asr"]) >= 0.5
     assert float(rows["spard"]["asr"]) <= 0.1
-    assert len(json.loads((made / "results.json").read_text())["rows"]) == len(rows)
+    assert len(json.loads((made / "results.json").read_text())["runs"]) == len(rows)
     assert "| spard |" in (made / "results.md").read_text()
     assert [*made.glob("plots/*.svg")]
     assert {path.name for path in (terminal.folder / "out" / "labs").iterdir()} == {"seed-1"}
