@@ -68,7 +68,7 @@ def main() -> None:
             for arm, adapter in adapters.items()
             for dtype in DTYPES
         }
-    _print_tables(adapters, found)
+    _print_tables(list(adapters), found)
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
 
 
@@ -95,9 +95,7 @@ def _audit(
     return found, time.process_time() - begun
 
 
-def _print_tables(
-    arms: Sequence[str] | dict[str, Path | None], found: dict[tuple[str, str], tuple[list[Measurement], float]]
-) -> None:
+def _print_tables(arms: Sequence[str], found: dict[tuple[str, str], tuple[list[Measurement], float]]) -> None:
     print(f"{'':15}{'suite':10}{'prompts':>8}{'hits f32':>10}{'hits b16':>10}{'other text':>12}{'other verdict':>15}")
     for arm in arms:
         wide, narrow = (found[arm, dtype] for dtype in DTYPES)
@@ -108,7 +106,7 @@ def _print_tables(
             hits = f"{one.result.hits:>10}{other.result.hits:>10}"
             print(f"{arm:15}{one.result.suite:10}{len(pairs):>8}{hits}{texts:>12}{verdicts:>15}")
         print(f"{arm:15}CPU s: {wide[1]:.1f} in float32, {narrow[1]:.1f} in bfloat16")
-    for arm in list(arms)[1:]:
+    for arm in arms[1:]:
         decisions = []
         for dtype in DTYPES:
             before, after = ([each.result for each in found[name, dtype][0]] for name in ("aligned model", arm))

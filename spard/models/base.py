@@ -34,7 +34,7 @@ from spard.config.quantization import quantized_digest
 from spard.data.chat import ask_in_mode, set_plain_template
 from spard.data.rendering import Mode
 from spard.digests import MANIFEST, file_sha256, folder_digest
-from spard.errors import InvalidModel, UnfitModel, is_gpu_error, is_gpu_out_of_memory
+from spard.errors import InvalidModel, InvalidRecipe, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.models.folder.check import Vocabulary, fault, unknown_id, vocabulary_findings
 from spard.models.folder.reading import DEQUANTIZED, Finding, quantization_config
 from spard.models.origin import Origin, origin
@@ -102,13 +102,14 @@ def default_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype that models are read in: bfloat16 on a GPU, and on a CPU what `SPARD_CPU_DTYPE` names.
 
     `SPARD_CPU_DTYPE` is `float32` (the default) or `bfloat16`, which takes far less time on CPUs that multiply in it
-    (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo). Raises `ValueError` for another word.
+    (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo). Raises `InvalidRecipe` for another
+    word.
     """
     if device.type == "cuda":
         return torch.bfloat16
     name = os.environ.get(CPU_DTYPE, "float32")
     if name not in _CPU_DTYPES:
-        raise ValueError(f"{CPU_DTYPE} is {name!r}; it must be one of {', '.join(_CPU_DTYPES)}")
+        raise InvalidRecipe(f"{CPU_DTYPE} is {name!r}; it must be one of {', '.join(_CPU_DTYPES)}", CPU_DTYPE)
     return _CPU_DTYPES[name]
 
 

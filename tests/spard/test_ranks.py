@@ -17,7 +17,8 @@ from tests.spard.ranks import GROUPS, PROJECTED, group_cases, write_models
 
 Metrics = list[dict[str, float]]
 EXACT, NEAR = 1e-12, 1e-4  # of the largest weight: in double precision, and in single
-ROUGH = 2.0**-8  # in half, where products are rounded too, and weights that are nearly the same to neighbors
+ROUGH = 2.0**-8  # in half, where weights that are nearly the same may be rounded to neighbors
+HALF = 5e-4  # of a loss in half, whose products are rounded to three digits
 
 
 class Run(NamedTuple):
@@ -56,8 +57,8 @@ def column(metrics: Metrics, name: str) -> list[float | None]:
 )
 def test_several_processes_train_what_one_trains(output_folder: Path, count: int, sharding: str, name: str) -> None:
     alone, together = read(output_folder, name, 1, "none"), read(output_folder, name, count, sharding)
-    bound = NEAR if name.startswith("single") else ROUGH if name.startswith("half") else EXACT
-    assert away(alone.weights[0], together.weights[0]) < bound
+    bound = NEAR if name.startswith("single") else HALF if name.startswith("half") else EXACT
+    assert away(alone.weights[0], together.weights[0]) < (ROUGH if name.startswith("half") else bound)
     assert all(torch.equal(part, together.weights[1][each]) for each, part in together.weights[0].items())
     for metrics in together.metrics:
         for each in ("spag/triggered", "spag/capped"):

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import JudgeSpec
+from spard.errors import InvalidRecipe
 from spard.isolation.sandbox import Sandbox
 from spard.models.base import default_dtype
 from tests.worker.shop import wait_until
@@ -57,7 +58,7 @@ def test_a_child_reads_models_in_the_dtype_that_the_provider_chose(monkeypatch: 
     assert default_dtype(torch.device("cpu")) == torch.bfloat16
     assert default_dtype(torch.device("cuda")) == torch.bfloat16
     monkeypatch.setenv("SPARD_CPU_DTYPE", "half")
-    with pytest.raises(ValueError, match="must be one of float32, bfloat16"):
+    with pytest.raises(InvalidRecipe, match="must be one of float32, bfloat16"):
         default_dtype(torch.device("cpu"))
 
 

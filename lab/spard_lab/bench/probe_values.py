@@ -98,7 +98,7 @@ def measure_scalars(head: Any, before: Kinds, after: Kinds) -> dict[str, float]:
 
 
 def spectrum(model: Any) -> list[float]:
-    """Return two numbers for each kind of linear layer, each a mean over layers.
+    """Return the two spectral numbers of each kind of linear layer, averaged over the layers of that kind.
 
     They are the logarithm of the greatest singular value of the probe's product B A, and the entropy of the shares of
     energy of all its singular values, which are those of the r x r product of the triangular factors of B and of A's

@@ -27,7 +27,9 @@ from tests.spard.parts import byte_tokenizer
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PLACES = [{"cpu_dtype": "bfloat16"}, pytest.param({"serving_device": "cuda"}, marks=ON_GPU)]
-NEAR = 0.4  # nats a token: bfloat16 has three digits, and one of 24 tokens was 0.16 away on a CPU
+# Nats a token: bfloat16 has three digits, and logits here lie within some units. On a CPU the adapters' products are
+# rounded at other places: one of 24 tokens was 0.16 away.
+NEAR = {"cuda": 0.1, "cpu": 0.4}
 QUESTIONS = ["What is two and two?", "Hello there", "x", "Say something that nobody has said before"]
 TOKENS = 24
 
@@ -94,6 +96,7 @@ def compare(lab: Lab, said: dict[tuple[str, str], Any]) -> None:
     numbers = {
         bytes([byte]): byte_tokenizer().convert_tokens_to_ids(letter) for byte, letter in bytes_to_unicode().items()
     }
+    near = NEAR[lab.settings.serving_device]
     for (name, question), reply in said.items():
         base = load_base(lab.model, device="cpu")
         model: Any = (
@@ -108,8 +111,8 @@ def compare(lab: Lab, said: dict[tuple[str, str], Any]) -> None:
         likely_TV = log_softmax(logits_TV, dim=-1)
         own_T = likely_TV.gather(1, torch.tensor(ids)[:, None])[:, 0]
         told_T = torch.tensor([each.logprob for each in reply.logprobs.content])
-        assert (likely_TV.amax(1) - own_T).amax() < NEAR, (name, question)
-        assert (own_T - told_T).abs().amax() < NEAR, (name, question)
+        assert (likely_TV.amax(1) - own_T).amax() < near, (name, question)
+        assert (own_T - told_T).abs().amax() < near, (name, question)
 
 
 def _until_answered(lab: Lab, model: str) -> Any:
