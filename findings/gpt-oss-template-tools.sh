@@ -2,11 +2,11 @@
 # openai-harmony 0.0.8, and the chat template of gpt-oss that trl 1.16.0 brings, rendered by jinja2 3.1.6: tools, calls
 # and results in OpenAI's format
 #
-# Guess: gpt-oss reads the same text, whether a chat is rendered with its chat template, as transformers and trainers do,
-# or with OpenAI's library for it, as vLLM does in its chat API (by the fork oss-harmony).
-# What happens: the text differs for each result of a tool, for a system prompt without tools, and for many tools. In the
-# template's text the fields of nested objects have no descriptions, the second line of a description is no comment, and
-# a list's enum and a title are gone. Arguments that are a text, as they are in OpenAI's format, are put in quotes.
+# Guess: gpt-oss reads the same text, whether a chat is rendered with its chat template, as by transformers and trainers,
+# or with OpenAI's library for it, as by vLLM's chat API (with the fork oss-harmony).
+# What happens: the text differs for each result of a tool, for a system prompt without tools, and for many tools. In
+# the template's text the fields of nested objects have no descriptions, the second line of a description is no comment,
+# and a list's enum and a title are gone. Arguments that are a text, as they are in OpenAI's format, are put in quotes.
 # Nothing is said. A model that is trained with the template is asked behind other prompts by such a server. Render with
 # the template and send the server tokens, or train on the library's tokens.
 #

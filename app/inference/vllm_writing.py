@@ -4,7 +4,8 @@ Prompts are rendered with the model's chat template, which also tells where its 
 
 Schemas are refused of which the server's default engine for schemas, xgrammar, enforces only a part. xgrammar follows
 one of `$ref`, `enum`, `anyOf` and `oneOf` and ignores what stands beside it. It also ignores `allOf` of several
-schemas, a bound without a `type`, and keys of `required` without a schema (measured on version 0.2.8).
+schemas, a bound without a `type`, and keys of `required` without a schema (measured on version 0.2.8). It takes a
+`pattern` for the whole text, where JSON Schema looks for it anywhere in the text.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte-fallback token, as in Lla
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_CLOSED = re.compile(r"(?s)\^.*(?<!\\)\$\Z")  # a pattern that covers the whole text
 _LEADING = ("$ref", "enum", "anyOf", "oneOf", "allOf")
 _BOUNDS = (
     *("pattern", "format", "minLength", "maxLength", "minItems", "maxItems"),
@@ -142,10 +144,23 @@ def _find_ignored(part: dict[str, object]) -> str | None:
         return f"`{beside[0]}` beside `{leading[0]}`; merge the two"
     if bounds and "type" not in part and "const" not in part:
         return f"`{bounds[0]}` without a `type`"
+    if open_pattern := next(_find_open_patterns(part), None):
+        closing = "begin it with `^`, end it with `$`, and write `.*` where more may stand"
+        return f"that {open_pattern!r} may match a part of a text; {closing}"
     named = properties if isinstance(properties, dict) else {}
     if isinstance(required, list) and (missing := [each for each in required if str(each) not in named]):
         return f"{missing[0]!r} in `required`, which is not in `properties`"
     return None
+
+
+def _find_open_patterns(part: dict[str, object]) -> Iterator[str]:
+    """Yield the patterns of one schema that may match a part of a text."""
+    by_name, of_names = part.get("patternProperties"), part.get("propertyNames")
+    patterns = [part.get("pattern"), *(by_name if isinstance(by_name, dict) else ())]
+    patterns += [of_names.get("pattern")] if isinstance(of_names, dict) else []
+    for pattern in patterns:
+        if isinstance(pattern, str) and not _CLOSED.match(pattern):
+            yield pattern
 
 
 @dataclass(frozen=True, slots=True)

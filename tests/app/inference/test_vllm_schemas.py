@@ -38,6 +38,11 @@ class Order(BaseModel):
         ({"properties": {"a": {"minLength": 2}}}, "`minLength` without"),
         ({"type": "array", "items": [{"type": "string"}, {"minLength": 2}]}, "`minLength` without"),
         ({"type": "array", "items": [], "additionalItems": {"minLength": 2}}, "`minLength` without"),
+        ({"type": "string", "pattern": "^https://"}, "that '\\^https://' may match a part"),
+        ({"properties": {"a": {"type": "string", "pattern": "[0-9]$"}}}, "may match a part"),
+        ({"type": "string", "pattern": "^costs 5\\$"}, "may match a part"),
+        ({"type": "object", "patternProperties": {"^x-": {"type": "string"}}}, "may match a part"),
+        ({"type": "object", "propertyNames": {"type": "string", "pattern": "x"}}, "may match a part"),
         ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "`x-guidance` is no keyword"),
     ],
 )
@@ -50,4 +55,5 @@ def test_a_schema_that_is_enforced_in_part_is_refused(schema: dict[str, Any], wh
 def test_schemas_of_pydantic_are_taken() -> None:
     refuse_unenforced(Order.model_json_schema())
     refuse_unenforced({"allOf": [{"$ref": "#/$defs/a"}], "description": "one schema is enforced"})
+    refuse_unenforced({"type": "object", "patternProperties": {"^x-.*$": {"type": "string", "pattern": "^[0-9]+$"}}})
     refuse_unenforced({"enum": [{"format": "pdf"}], "examples": [{"minimum": 2, "required": ["a"]}]})
