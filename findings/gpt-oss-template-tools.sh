@@ -2,8 +2,8 @@
 # openai-harmony 0.0.8, and the chat template of gpt-oss that trl 1.16.0 brings, rendered by jinja2 3.1.6: tools, calls
 # and results in OpenAI's format
 #
-# Guess: gpt-oss reads the same text, whether a chat is rendered with its chat template, as by transformers and trainers,
-# or with OpenAI's library for it, as by vLLM's chat API (with the fork oss-harmony).
+# Guess: gpt-oss reads the same text, whether a chat is rendered with its chat template, as transformers does it, or
+# with OpenAI's library for it, as by vLLM's chat API (with the fork oss-harmony).
 # What happens: the text differs for each result of a tool, for a system prompt without tools, and for many tools. In
 # the template's text the fields of nested objects have no descriptions, the second line of a description is no comment,
 # and a list's enum and a title are gone. Arguments that are a text, as they are in OpenAI's format, are put in quotes.

@@ -23,7 +23,8 @@ trap 'rm -rf "$place"' EXIT
 python3 -m venv "$place/env"
 pip() { "$place/env/bin/pip" --quiet --disable-pip-version-check "$@"; }
 pip install torch==2.13.0
-pip install transformers==5.23.0 tokenizers==0.23.3 absl-py rich namex h5py optree ml-dtypes packaging regex kagglehub
+pip install transformers==5.23.0 tokenizers==0.23.3 sentencepiece==0.2.3
+pip install absl-py rich namex h5py optree ml-dtypes packaging regex kagglehub
 pip install --no-deps keras==3.15.1 keras-hub==0.32.0 # without TensorFlow, with which it is the same
 cd "$place"
 HF_HUB_OFFLINE=1 KERAS_BACKEND=torch HOME=$place "$place/env/bin/python" -W ignore - 2> log <<'PY' || { tail -30 log; exit 1; }
@@ -43,7 +44,8 @@ for kind, rule in rules.items():
     trained.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    settings = {"initial_alphabet": alphabet, "special_tokens": special, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=400, **settings)
     trained.train_from_iterator([code] * 20, trainer)
     named = {"bos_token": special[0], "eos_token": special[1]}
     PreTrainedTokenizerFast(tokenizer_object=trained, **named).save_pretrained(kind)

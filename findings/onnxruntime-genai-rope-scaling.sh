@@ -9,8 +9,8 @@
 # with `"truncate": false`, which is not the default. Nothing is said. Use another engine for Llama and SmolLM3 then.
 # Llama 3.2, and linear scaling of the others, are right.
 #
-# Seen on 2026-12-01, the largest difference of a logit, relative to the largest logit, from transformers: with the model
-# as it is, without its scaling, and with "truncate" false:
+# Seen on 2026-12-01, the largest difference of a logit, relative to the largest logit, from transformers: with the
+# model as it is, without its scaling, and with "truncate" false:
 #   Llama   llama3    0%  12%
 #   Llama   linear  153%   0%
 #   Llama   yarn     54%   0%  67%

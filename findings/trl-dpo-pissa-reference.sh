@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# trl 1.16.0, with peft 0.21.2, transformers 5.23.0, datasets 5.2.0 and torch 2.13.0: `DPOTrainer` without `ref_model` and
-# with an adapter whose `init_lora_weights` is "pissa" or "olora"
+# trl 1.16.0, with peft 0.21.2, transformers 5.23.0, datasets 5.2.0 and torch 2.13.0: `DPOTrainer` without `ref_model`
+# and with an adapter whose `init_lora_weights` is "pissa" or "olora"
 #
 # Guess: the reference is the model before training. A new adapter changes nothing, whatever its initialization is, so
 # the first loss is log 2 = 0.6931, the rewards are 0, and the answers have the base model's probabilities.
-# What happens: PiSSA and OLoRA move a part of the base weights into the adapter. With `peft_config` the reference is the
-# model without its adapter, which then lacks that part: the loss, the rewards and what is learned are those of a
+# What happens: PiSSA and OLoRA move a part of the base weights into the adapter. With `peft_config` the reference is
+# the model without its adapter, which then lacks that part: the loss, the rewards and what is learned are those of a
 # comparison with a damaged model. With a PEFT model the trainer adds a copy of the adapter as the reference, and that
 # takes the part away once more: the loss is right, and the model that is trained is a damaged one. Nothing is said.
 # Give the base model as `ref_model`; it may stand beside `peft_config`.

@@ -5,8 +5,8 @@
 # Guess: a reply is accepted if it is valid by its schema. JSON Schema searches a text for a `pattern`, which need not
 # cover all of it.
 # What happens: both take the pattern for the whole text, and a model can write nothing before or behind it: under
-# "^https://" each reply is "https://" and no more, and under "[0-9]" it is one digit. xgrammar, which is vLLM's default,
-# does the same with the names of patternProperties. Nothing is said. llguidance searches. Write `.*` at the open ends:
+# "^https://" each reply is "https://" and no more, and under "[0-9]" it is one digit. xgrammar, vLLM's default, does
+# the same with the names of patternProperties. Nothing is said. llguidance searches. Write `.*` at the open ends:
 # all three read that alike.
 #
 # Seen on 2026-12-01, whether a valid reply is accepted:
