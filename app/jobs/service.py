@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, bindparam, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -305,14 +305,15 @@ def missing_report(job: Job) -> str:
 
 # Add the names of training files to jobs for display.
 
+_FILE_NAMES = select(File.id, File.filename).where(File.id.in_(bindparam("ids", expanding=True)), files.LIVES)
+
 
 def add_file_names(reader: db.Reader, jobs: Sequence[JobOut]) -> None:
     """Set each job's `filename` to the name of its training file, if that file still exists."""
     ids = {job.training_file for job in jobs}
     if not ids:
         return
-    found = db.rows(reader, select(File.id, File.filename).where(File.id.in_(ids), files.LIVES))
-    names = {row.id: row.filename for row in found}
+    names = {row.id: row.filename for row in db.rows(reader, _FILE_NAMES, {"ids": list(ids)})}
     for job in jobs:
         job.filename = names.get(job.training_file)
 
