@@ -81,6 +81,11 @@ def codes() -> Mapping[str, tuple[Cause, ...]]:
     return dict(sorted(found.items()))
 
 
+def job_cure(code: str) -> str:
+    """Return what to do about a job that failed with this code, without marks of Markdown; "" for an unknown code."""
+    return next((plain_text(each.cure) for each in codes().get(code, ()) if each.place == "jobs"), "")
+
+
 @cache
 def anchor(word: str) -> str:
     """Return the anchor of a word: `Wilson interval` has `wilson-interval`."""

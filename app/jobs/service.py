@@ -25,6 +25,7 @@ from app.db.tables.files import RESULTS
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.files import service as files
+from app.help import job_cure
 from app.http.pagination import Page, invalid_cursor, row_page
 from app.jobs import events, project_models, rows, scheduling, transitions
 from app.jobs.checks import resolve_request
@@ -273,8 +274,9 @@ def _job_with_place(reader: db.Reader, job: AnyJob) -> JobOut:
 
 def _file_error(fault: InvalidRequest) -> JobError:
     """Return the error of a job that fails because of its file, in OpenAI's words."""
-    message = f"The job failed due to an invalid training file. {fault.message}"
-    return {"code": fault.code or "invalid_training_file", "message": message, "param": fault.param}
+    code = fault.code or "invalid_training_file"
+    message = f"The job failed due to an invalid training file. {fault.message} {job_cure(code)}".rstrip()
+    return {"code": code, "message": message, "param": fault.param}
 
 
 def _tell(session: Session, job: Job) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from app.db.tables import JobStatus
 from app.db.tables.job_records import GateJson
+from app.help import job_cure
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 from spard.evaluation.results import ATTACKS, HARMLESS, Figure, SuiteResult
@@ -259,6 +260,8 @@ def _unmeasured_verdict(job: JobOut, report: SafetyReport | None) -> Verdict:
             return Verdict("doubt", "Not measured", (Words("This model was not audited."),), reasons=reasons)
         case JobStatus.failed:
             message = job.error["message"] if job.error else "The service does not say why."
+            if job.error and job.error["code"] in _EARLY:  # the page lists what to do
+                message = message.removesuffix(job_cure(job.error["code"])).rstrip()
             return Verdict("bad", "Failed", (Words("This job made no model."),), message)
         case JobStatus.cancelled:
             return Verdict("plain", "Cancelled", (Words("This job was cancelled."),))
