@@ -169,7 +169,7 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=1, le=65_535)  # of each worker; None: it shows no metrics
     log_format: Literal["text", "json"] = "text"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: refuse to start without a GPU
-    cpu_dtype: Literal["float32", "bfloat16"] = "float32"  # of models on CPUs, in jobs and in the embedded engine
+    cpu_dtype: Literal["float32", "bfloat16", "auto"] = "float32"  # of models on CPUs, in jobs and embedded engines
     worker_threads: int | None = Field(default=None, ge=1)  # torch threads of a child; None: all cores but one
     pass_tokens: int | None = Field(default=None, ge=64)  # padded tokens per pass; None: as many as fit the free memory
     launcher: Literal["workers", "kubernetes"] = "workers"  # who starts jobs: polling workers, or app.launchers

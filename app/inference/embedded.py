@@ -27,6 +27,7 @@ from app.inference.released import ReleasedModel
 from app.ops import processes
 from app.settings import Settings
 from app.storage import Storage
+from spard.config.cpu import resolve_dtype
 from spard.config.quantization import plain_digest
 
 # Fetch the weights of fully fine-tuned models in threads of their own, one at a time for each project.
@@ -279,7 +280,7 @@ class EmbeddedEngines:
 
         Raises 429 `engine_busy` if the remaining engines are all in use.
         """
-        dtype = "bfloat16" if self._settings.serving_device == "cuda" else self._settings.cpu_dtype
+        dtype = "bfloat16" if self._settings.serving_device == "cuda" else resolve_dtype(self._settings.cpu_dtype)
         needed = (parameters * _BYTES_EACH[dtype] >> 20) + _OWN_MB
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]

@@ -30,6 +30,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
+from spard.config.cpu import resolve_dtype
 from spard.config.quantization import quantized_digest
 from spard.data.chat import ask_in_mode, set_plain_template
 from spard.data.rendering import Mode
@@ -102,16 +103,16 @@ def load_base(
 def default_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype that models are read in: bfloat16 on a GPU, and on a CPU what `SPARD_CPU_DTYPE` names.
 
-    `SPARD_CPU_DTYPE` is `float32` (the default) or `bfloat16`, which takes far less time on CPUs that multiply in it
-    (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo). Raises `InvalidRecipe` for another
-    word.
+    `SPARD_CPU_DTYPE` is `float32` (the default), `bfloat16`, which takes far less time on CPUs that multiply in it
+    (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo), or `auto`: bfloat16 on such CPUs, else float32. Raises
+    `InvalidRecipe` for another word.
     """
     if device.type == "cuda":
         return torch.bfloat16
     name = os.environ.get(CPU_DTYPE, "float32")
-    if name not in _CPU_DTYPES:
-        raise InvalidRecipe(f"{CPU_DTYPE} is {name!r}; it must be one of {', '.join(_CPU_DTYPES)}", CPU_DTYPE)
-    return _CPU_DTYPES[name]
+    if (resolved := resolve_dtype(name)) not in _CPU_DTYPES:
+        raise InvalidRecipe(f"{CPU_DTYPE} is {name!r}; it must be one of {', '.join(_CPU_DTYPES)}, auto", CPU_DTYPE)
+    return _CPU_DTYPES[resolved]
 
 
 def _bound_shape_caches() -> None:

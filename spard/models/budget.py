@@ -29,7 +29,7 @@ Report = Callable[[str, int, int], None]
 
 ON_CPU = 2048  # padded tokens per pass: a layer's activations fit in a core's cache, and more gain nothing
 ON_CPU_KEPT = 2**17  # maximum tokens in the key-value cache on a CPU
-ON_CPU_BYTES = 2**30  # and its maximum bytes: 135 million weights need 46 kB per token in float32
+ON_CPU_BYTES = 2**28  # and its maximum bytes: 135 million weights need 46 kB per token in float32
 UNKNOWN = 8192  # tokens per pass on a GPU for an unknown architecture
 MOST = 2**16  # maximum tokens per pass on a GPU, which is saturated by far fewer
 
@@ -83,14 +83,20 @@ def generated_rows(model: Any, prompt_tokens: int, new_tokens: int) -> int:
     if _held.told is not None:
         rows = _held.told // tokens
     elif model.device.type != "cuda":
-        rows = (
-            min(ON_CPU_KEPT, ON_CPU_BYTES // kept_bytes(shape, model.dtype.itemsize)) if shape else UNKNOWN
-        ) // tokens
+        rows = generated_tokens(model) // tokens
     elif shape is None:
         rows = UNKNOWN // tokens
     else:
         rows = most_rows(shape, free_bytes(model.device), prompt_tokens, new_tokens, model.dtype.itemsize)
     return max(1, rows)
+
+
+def generated_tokens(model: Any) -> int:
+    """Return the largest number of padded tokens in the key-value cache of a model on a CPU."""
+    if _held.told is not None:
+        return _held.told
+    shape = read_model_shape(model.config.to_dict())
+    return min(ON_CPU_KEPT, ON_CPU_BYTES // kept_bytes(shape, model.dtype.itemsize)) if shape else UNKNOWN
 
 
 def most_tokens(shape: Shape, free: int, number: int) -> int:

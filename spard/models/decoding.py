@@ -77,10 +77,28 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         return self.keys, self.values
 
     def join_(self, other: RoomyLayer, width: int) -> None:
-        """Append the rows of another layer; both are padded on the left to `width` tokens."""
+        """Append the rows of another layer, which is emptied; both are padded on the left to `width` tokens."""
         if self.keys is not None and self.values is not None and other.keys is not None and other.values is not None:
             self.keys = torch.cat([_widen(self.keys, width), _widen(other.keys, width)])
             self.values = torch.cat([_widen(self.values, width), _widen(other.values, width)])
+            other.keys = other.values = None
+            self._free_rooms()
+            other._free_rooms()
+
+    def take_columns_(self, at_T: Tensor) -> None:
+        """Keep only the tokens in these columns."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, at_T], self.values[:, :, at_T]
+            self._free_rooms()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows at these indices."""
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
+        self._free_rooms()
+
+    def _free_rooms(self) -> None:
+        # The buffers would otherwise live beside the copies of all layers until each layer's next token.
+        self._rooms.clear()
 
     def _append(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
         known = held.shape[-2] if held is not None and held.numel() else 0
@@ -225,8 +243,20 @@ class Rows:
         for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "early_B", "mask_BT", "reply_BN"):
             setattr(self, name, getattr(self, name)[keep])
 
+    def narrow_(self) -> None:
+        """Drop the columns of the cache that no row attends to: the padding of rows that have left."""
+        used_T = self.mask_BT.any(dim=0)
+        if bool(used_T.all()):
+            return
+        at_T = used_T.nonzero().flatten()
+        self.mask_BT = self.mask_BT[:, at_T]
+        for layer in self.cache.layers:
+            if isinstance(layer, RoomyLayer):
+                layer.take_columns_(at_T)
+
     def join_(self, other: Rows) -> None:
         """Append the rows of another batch; the narrower cache is padded on the left."""
+        other.narrow_()
         width = max(self.mask_BT.shape[1], other.mask_BT.shape[1])
         for own, its in zip(self.cache.layers, other.cache.layers, strict=True):
             if isinstance(own, RoomyLayer) and isinstance(its, RoomyLayer):

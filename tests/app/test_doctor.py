@@ -30,7 +30,7 @@ from app.jobs import fleet
 from app.ops import gpus, preflight
 from app.settings import Settings
 from spard.commands import main
-from spard.config import JudgeSpec
+from spard.config import JudgeSpec, cpu
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.statistics import rate
@@ -389,6 +389,7 @@ def test_a_client_s_faults_are_named(
         ("fpu avx512_bf16", "bfloat16", "train on the CPU"),
         ("fpu sse2", "bfloat16", "no instructions for bfloat16"),
         ("fpu sse2", "float32", "train on the CPU"),
+        ("fpu sse2", "auto", "train on the CPU"),
         (None, "bfloat16", "train on the CPU"),
     ],
 )
@@ -396,12 +397,12 @@ def test_a_dtype_that_the_cpu_is_slow_in_is_named(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     flags: str | None,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Literal["float32", "bfloat16", "auto"],
     words: str,
 ) -> None:
     if flags:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(machine, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu, "CPU_FACTS", tmp_path / "cpuinfo")
     monkeypatch.setattr(gpus, "count", lambda: 0)
     text = machine.gpu(Settings(cpu_dtype=dtype)).text
     assert words in text

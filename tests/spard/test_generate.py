@@ -92,6 +92,9 @@ def test_rows_go_on_beside_the_next_ones_and_share_their_beginning(
     def join_and_note(rows: Rows, other: Rows) -> None:
         joined.append(len(other))
         join(rows, other)
+        assert bool(other.mask_BT.any(dim=0).all()), "a column to which no row attends was carried over"
+        kept = [layer for layer in other.cache.layers if getattr(layer, "keys", None) is not None]
+        assert not kept, "the carried rows' keys are kept beside their copies"
 
     def share_and_note(model: Any, rows: Sequence[Sequence[int]]) -> decoding.Prefix:
         prefix = share(model, rows)
@@ -109,6 +112,24 @@ def test_rows_go_on_beside_the_next_ones_and_share_their_beginning(
     rows = as_requests(base.tokenizer, PROMPTS, system)
     assert replies == [complete(base.model, base.tokenizer, [each], 60)[0] for each in rows]
     assert shares[1:] == [0] * len(PROMPTS)  # a row alone shares nothing
+
+
+def test_on_a_cpu_few_tokens_of_a_batch_are_padding(load: Callable[..., Base], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load(dtype=torch.float64)
+    prompts = [*PROMPTS, *(f"{prompt} {'and again, ' * 100}" for prompt in PROMPTS[:3])]
+    padded, begin = list[int](), decoding.begin
+
+    def begin_and_note(model: Any, rows: Sequence[Sequence[int]], *others: Any) -> Any:
+        padded.append(len(rows) * max(map(len, rows)))
+        return begin(model, rows, *others)
+
+    monkeypatch.setattr("spard.models.generate.begin", begin_and_note)
+
+    replies = generate(base.model, base.tokenizer, prompts, 12)
+
+    assert len(padded) == 2  # the three long rows, and the others
+    assert sum(padded) < 1.4 * sum(map(len, as_requests(base.tokenizer, prompts)))
+    assert replies == [generate(base.model, base.tokenizer, [prompt], 12)[0] for prompt in prompts]
 
 
 def test_an_accelerator_is_asked_now_and_then_which_rows_have_ended(

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from app.settings import Settings
 from app.storage import Storage
-from spard.config import JudgeSpec
+from spard.config import JudgeSpec, cpu
 from spard.errors import InvalidRecipe
 from spard.isolation.sandbox import Sandbox
 from spard.models.base import default_dtype
@@ -51,12 +51,21 @@ def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
     assert environment(Settings(worker_threads=3))["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_child_reads_models_in_the_dtype_that_the_provider_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_reads_models_in_the_dtype_that_the_provider_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings())["SPARD_CPU_DTYPE"])
     assert default_dtype(torch.device("cpu")) == torch.float32
     monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings(cpu_dtype="bfloat16"))["SPARD_CPU_DTYPE"])
     assert default_dtype(torch.device("cpu")) == torch.bfloat16
     assert default_dtype(torch.device("cuda")) == torch.bfloat16
+    monkeypatch.setenv("SPARD_CPU_DTYPE", environment(Settings(cpu_dtype="auto"))["SPARD_CPU_DTYPE"])
+    for flags, dtype in (("fma avx512_bf16", torch.bfloat16), ("fma avx512f", torch.float32)):
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
+        monkeypatch.setattr(cpu, "CPU_FACTS", tmp_path / "cpuinfo")
+        assert default_dtype(torch.device("cpu")) == dtype
+    monkeypatch.setattr(cpu, "CPU_FACTS", tmp_path / "none")  # a system that does not say
+    assert default_dtype(torch.device("cpu")) == torch.float32
     monkeypatch.setenv("SPARD_CPU_DTYPE", "half")
     with pytest.raises(InvalidRecipe, match="must be one of float32, bfloat16"):
         default_dtype(torch.device("cpu"))

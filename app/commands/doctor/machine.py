@@ -37,11 +37,11 @@ from app.ops.children import environment
 from app.ops.readiness import MOST_SKEW_S
 from app.settings import Settings
 from app.storage import S3Storage, StorageError, open_storage
+from spard.config.cpu import multiplies_bfloat16
 from spard.isolation import sandbox
 
 _WORKER = ("torch", "transformers", "peft", "safetensors", "accelerate", "numpy")
 _WAIT_S = 2.0
-CPU_FACTS = Path("/proc/cpuinfo")
 _USUAL_PORT = 8000
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost", "0.0.0.0")  # noqa: S104 - what an address says, not what is bound
 
@@ -99,12 +99,10 @@ def gpu(settings: Settings) -> Finding:
 
 def _dtype_hint(settings: Settings) -> str:
     """Return the end of a sentence on the dtype of models on this CPU; empty if it is the right one or not known."""
-    facts = CPU_FACTS.read_text() if CPU_FACTS.is_file() else ""
-    flags = next((line for line in facts.splitlines() if line.startswith("flags")), "").split()
-    multiplies = not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags)
+    multiplies = multiplies_bfloat16()
     if multiplies and settings.cpu_dtype == "float32":
         return ", which is several times as fast in bfloat16: see SPARD_CPU_DTYPE"
-    if flags and not multiplies and settings.cpu_dtype == "bfloat16":
+    if multiplies is False and settings.cpu_dtype == "bfloat16":
         return ", which has no instructions for bfloat16: SPARD_CPU_DTYPE=float32 is faster"
     return ""
 
