@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -329,6 +330,7 @@ def _apply_preset(policy: Policy, name: str, settings: Settings) -> Policy:
     return policy.model_copy(update={"thresholds": preset_thresholds(name, settings.gate)})
 
 
-def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:
+@lru_cache(maxsize=16)
+def _most_hits(limits: GateThresholds) -> Sequence[tuple[int, int | None, int | None]]:
     """Return (suite size, most answered attacks and most refusals with which it passes), for each size in `SIZES`."""
     return [(size, most_hits("harmful", size, limits), most_hits("benign", size, limits)) for size in SIZES]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from fastapi.testclient import TestClient
@@ -58,19 +57,22 @@ def run_script(service: Service, folder: Path, url: str, content: bytes) -> subp
 def failing_worker(service: Service, error: SpardError) -> Iterator[None]:
     """Run a worker meanwhile whose first job fails with this error."""
 
+    is_over = Event()
+
     def work() -> None:
-        ends = time.monotonic() + ENDS_S
-        while time.monotonic() < ends:
+        while not is_over.wait(0.05):
             with db.transaction(service.app.state.engine) as session:
                 if claim := lease.claim(session, "worker", 60):
                     assert lease.fail(session, claim, failure(error).error())
                     return
-            time.sleep(0.05)
 
     worker = Thread(target=work)
     worker.start()
-    yield
-    worker.join()
+    try:
+        yield
+    finally:
+        is_over.set()
+        worker.join()
 
 
 @pytest.mark.parametrize(
