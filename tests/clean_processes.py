@@ -66,7 +66,7 @@ class _PooledCleanProcess(CleanProcess):
             self._output = cast(Any, output)
 
     def __exit__(self, *exc: object) -> None:
-        if self._answers and self._process.poll() is None:
+        if self._answers and self._process is not None and self._process.poll() is None:
             self._pool.give_back(self._process, self._output, self._environment)
         else:
             super().__exit__(*exc)

@@ -41,7 +41,7 @@ def open_process() -> proof.CleanProcess:
 
 def pid_of_a_run() -> int:
     with open_process() as process:
-        return process._process.pid
+        return process.start().pid
 
 
 def test_the_next_run_takes_the_process_of_the_last(pool: CleanProcessPool) -> None:
@@ -50,7 +50,7 @@ def test_the_next_run_takes_the_process_of_the_last(pool: CleanProcessPool) -> N
 
 def test_two_runs_at_once_have_a_process_each(pool: CleanProcessPool) -> None:
     with open_process() as one, open_process() as other:
-        assert one._process.pid != other._process.pid
+        assert one.start().pid != other.start().pid
 
 
 def test_other_variables_are_another_process(pool: CleanProcessPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +61,10 @@ def test_other_variables_are_another_process(pool: CleanProcessPool, monkeypatch
 
 def test_a_process_that_died_is_not_taken_again(pool: CleanProcessPool) -> None:
     with open_process() as process:
-        os.kill(process._process.pid, 9)
-        process._process.wait()
-        gone = process._process.pid
+        started = process.start()
+        os.kill(started.pid, 9)
+        started.wait()
+        gone = started.pid
     assert pid_of_a_run() != gone
 
 
@@ -72,7 +73,7 @@ def test_a_process_with_an_open_question_is_not_taken_again(pool: CleanProcessPo
         raise KeyboardInterrupt
 
     with open_process() as process:
-        asked = process._process.pid
+        asked = process.start().pid
         with pytest.raises(KeyboardInterrupt):
             process.see({"device": "cpu"}, stop)
     assert pid_of_a_run() != asked
@@ -81,7 +82,7 @@ def test_a_process_with_an_open_question_is_not_taken_again(pool: CleanProcessPo
 def test_nothing_is_left_at_the_end() -> None:
     before = vars(library)["CleanProcess"]  # a pool's too, if tests of whole runs run in the same process
     with pooled_clean_processes(), open_process() as process:
-        started = process._process
+        started = process.start()
     assert started.returncode is not None
     assert vars(library)["CleanProcess"] is before
 

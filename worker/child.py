@@ -47,7 +47,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells us
     is_first = NODE not in os.environ  # a follower's child makes no result that has to be proved
-    with CleanProcess() if is_first else nullcontext() as clean:  # it imports its libraries while we wait for the job
+    with CleanProcess() if is_first else nullcontext() as clean:
         holder = Holder()
         path = wait_for_folder(_STDIN, holder)
         if path:

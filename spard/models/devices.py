@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 SMALL = 20_000_000  # parameters
+_C_LIBRARY = ctypes.CDLL(None)
 
 
 def is_small(model: Any) -> bool:
@@ -45,6 +47,15 @@ def offload(model: Any) -> Iterator[None]:
         yield
     finally:
         model.to(device)
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system where the C library can (glibc); it keeps hundreds of megabytes otherwise.
+
+    Tensors of other sizes than the freed ones hardly fit into it, so each stage of a run would need memory of its own.
+    """
+    if trim := getattr(_C_LIBRARY, "malloc_trim", None):
+        trim(0)
 
 
 def free_share(device: torch.device) -> float | None:

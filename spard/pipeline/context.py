@@ -24,6 +24,7 @@ from spard.config.run_spec import RunSpec
 from spard.data.chat import get_renderer
 from spard.errors import Stopped
 from spard.models.base import Base
+from spard.models.devices import return_freed_memory
 from spard.pipeline.messages import Reporter
 
 
@@ -209,6 +210,7 @@ class Context:
         """Add the duration and the progress of the block to the stage's totals; raise `Stopped` if asked to stop."""
         self.raise_if_stopped()
         started, before = time.perf_counter(), self.report.count_afresh()
+        return_freed_memory()
         yield
         self.counts[stage] = self.counts.get(stage, 0) + self.report.counted - before
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - started, 3)

@@ -44,7 +44,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     spec = _with_asked_suites(spec)
     refuse_programs(spec)
     is_first = distributed.rank() == 0
-    with CleanProcess() if is_first else nullcontext() as clean:  # loads its libraries while the stages run
+    with CleanProcess() if is_first else nullcontext() as clean:
         recipe = spec.recipe
         base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
         resume_states, stages = out / "checkpoints", out / "stages"

@@ -125,7 +125,7 @@ def run_stages(
 
     The base model is measured before the training, because full fine-tuning leaves none. Stored results of an earlier
     attempt are reused; training resumes from the newest resume state. `clean` is the process that proves the adapter
-    and each checkpoint that passed; start it early, because it loads its libraries in the background. All ranks run all
+    and each checkpoint that passed; it loads its libraries while the trained model is audited. All ranks run all
     stages; rank 0, which alone has a clean process, writes the results.
 
     Raises `InvalidRecipe` for an impossible combination, and the errors of the stages (`spard.errors`).
@@ -149,6 +149,8 @@ def run_stages(
         checkpoints = Checkpoints(context, plan, release, rows, base, clean) if plan else None
         tuned = train.run(context, rows, checkpoints, compared)
         trained.append(tuned.trained)
+    if clean:
+        clean.start()  # not before the training, whose memory it would need
     task_check.ask_trained(context, rows.learning, tuned.trained.model)
     with costs.counted_replies(context, "audit"):
         measured = audit.run(context, rows.examples, tuned.trained.model, base)

@@ -74,13 +74,14 @@ class Source:
 class CleanProcess:
     """A Python process with transformers and PEFT and none of our code, used as a context manager.
 
-    It loads its libraries at once and waits, so start it early. It ends with the block or with its parent. A process
-    that failed or that holds GPU memory is ended after the request; `start` or the next request starts another one.
+    `start` or the first request starts it; it loads its libraries and waits, in 350 MB of memory. It ends with the
+    block or with its parent. A process that failed or that holds GPU memory is ended after the request; `start` or the
+    next request starts another one.
     """
 
     def __init__(self) -> None:
         self._output = TemporaryFile()  # noqa: SIM115 - closed with the block
-        self._process = self._start()
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -89,23 +90,24 @@ class CleanProcess:
         self._end()
         self._output.close()
 
-    def start(self) -> None:
-        """Start the process again if it has ended, which loads its libraries in advance."""
-        if self._process.poll() is not None:
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the process unless it runs, which loads its libraries in advance; return it."""
+        if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = self._start()
+        return self._process
 
     def see(self, ask: Mapping[str, object], go_on: Callable[[], None]) -> ProofResult:
         """Send a request and return the result; `go_on` is called while waiting and may raise.
 
         Raises `AdapterNotProved` if the process fails.
         """
-        self.start()
+        process = self.start()
         with TemporaryDirectory() as out:
-            self._tell(json.dumps({**ask, "out": out}).encode() + b"\n")
+            _send(process, json.dumps({**ask, "out": out}).encode() + b"\n")
             seen = Path(out) / "seen.json"
             # The file may appear just before the process ends, so its existence is checked once more below.
-            while not seen.exists() and self._is_running():
+            while not seen.exists() and _is_running(process):
                 go_on()
             if not seen.exists():
                 self._output.seek(0)
@@ -125,23 +127,28 @@ class CleanProcess:
         )
 
     def _end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
         with suppress(OSError):  # unread input does not matter
-            cast(IO[bytes], self._process.stdin).close()
+            cast(IO[bytes], process.stdin).close()
 
-    def _tell(self, text: bytes) -> None:
-        stdin = cast(IO[bytes], self._process.stdin)
-        with suppress(BrokenPipeError):
-            stdin.write(text)
-            stdin.flush()
 
-    def _is_running(self) -> bool:
-        try:
-            self._process.wait(_LOOK_S)
-        except subprocess.TimeoutExpired:
-            return True
-        return False
+def _send(process: subprocess.Popen[bytes], text: bytes) -> None:
+    stdin = cast(IO[bytes], process.stdin)
+    with suppress(BrokenPipeError):
+        stdin.write(text)
+        stdin.flush()
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def prove(
