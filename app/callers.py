@@ -14,7 +14,6 @@ from fastapi import Request
 from pydantic import BaseModel
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -86,15 +85,15 @@ def signed_in_browser(request: Request, engine: Engine, settings: Settings, call
     cookie = request.cookies.get(keys.COOKIE)
     if not cookie:
         return None
-    with db.read(engine) as session:
-        found = _recognize_browser(request, session, settings, caller, cookie)
+    with db.look(engine) as connection:
+        found = _recognize_browser(request, connection, settings, caller, cookie)
     return found.principal if found else None
 
 
 def _recognize_browser(
-    request: Request, session: Session, settings: Settings, caller: Caller, cookie: str
+    request: Request, reader: db.Reader, settings: Settings, caller: Caller, cookie: str
 ) -> Authentication | None:
-    found = keys.recognize_cookie(session, cookie)
+    found = keys.recognize_cookie(reader, cookie)
     if found:
         own = found.requests_per_minute
         _admit(request, caller, found.principal, settings.requests_per_minute if own is None else own)
@@ -167,8 +166,7 @@ class Answers:
         caller = request_caller(self.request)
         if self.secret is not None:
             return _recognize_key(self.request, connection, settings, caller, self.secret)
-        with db.join_transaction(connection) as session:
-            found = _recognize_browser(self.request, session, settings, caller, self.cookie)
+        found = _recognize_browser(self.request, connection, settings, caller, self.cookie)
         if found is None:
             raise Unauthorized(NO_KEY)
         return found

@@ -284,21 +284,47 @@ def begin_session(session: Session, principal: Principal) -> str:
     return secret
 
 
-def recognize_cookie(session: Session, secret: str) -> Authentication | None:
+class _CookieRow(NamedTuple):
+    """The columns of a key that a cookie stands for, the name and rate limit of its project, and the cookie's end."""
+
+    id: str
+    project_id: str
+    scopes: list[str]
+    revoked_at: datetime | None
+    expires_at: datetime | None
+    project_name: str
+    requests_per_minute: int | None
+    ends_at: datetime
+    now: datetime  # by the database's clock
+
+
+_BY_COOKIE = db.PreparedStatement(
+    select(
+        *(getattr(ApiKey, name) for name in _CookieRow._fields[:5]),
+        Project.name,
+        Quota.requests_per_minute,
+        BrowserSession.expires_at.label("ends_at"),
+        db.timestamp(),
+    )
+    .select_from(BrowserSession)
+    .join(ApiKey)
+    .join(Project, Project.id == ApiKey.project_id)
+    .outerjoin(Quota, Quota.project_id == ApiKey.project_id)
+    .where(BrowserSession.digest == bindparam("digest")),
+    _CookieRow._make,
+)
+
+
+def recognize_cookie(reader: db.Reader, secret: str) -> Authentication | None:
     """Return the principal of a cookie, in one statement; None if cookie or key are no longer valid."""
-    columns = (BrowserSession.expires_at, ApiKey, Project.name, Quota.requests_per_minute, db.timestamp())
-    query = select(*columns).select_from(BrowserSession).join(ApiKey).join(Project, Project.id == ApiKey.project_id)
     digest = cookie_digest(secret)
-    query = query.outerjoin(Quota, Quota.project_id == ApiKey.project_id)
-    found = session.execute(query.where(BrowserSession.digest == digest)).one_or_none()
-    if found is None:
-        return None
-    expires_at, key, name, per_minute, now = found
+    found = _BY_COOKIE.one(reader, digest=digest)
     # The key is checked each time, so revoking it also ends its browser sessions.
-    if expires_at <= now or not is_good(key, now):
+    if found is None or found.ends_at <= found.now or not _is_open(found.revoked_at, found.expires_at, found.now):
         return None
-    principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest, project_name=name)
-    return Authentication(principal, per_minute, is_use_noted=True)
+    scopes = frozenset(found.scopes)
+    principal = Principal(found.project_id, found.id, scopes, browser=digest, project_name=found.project_name)
+    return Authentication(principal, found.requests_per_minute, is_use_noted=True)
 
 
 def end_session(session: Session, secret: str) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, case, func, select, true
+from sqlalchemy import ColumnElement, bindparam, case, func, select, true
 from sqlalchemy.orm import Session
 
 from app import audit_log, db
@@ -250,10 +250,14 @@ def projects(session: Session) -> list[ProjectOut]:
     return [_project_response(project, quota) for project, quota in found]
 
 
+_NAMES = select(Project.id, Project.name).where(Project.id.in_(bindparam("ids", expanding=True)), Project.name != "")
+
+
 def project_names(session: Session, project_ids: Collection[str]) -> dict[str, str]:
     """Return the names of these projects by their ids; a project without a name is left out."""
-    query = select(Project.id, Project.name).where(Project.id.in_(set(project_ids)), Project.name != "")
-    return {each.id: each.name for each in session.execute(query)}
+    if not project_ids:
+        return {}
+    return {each.id: each.name for each in db.rows(session, _NAMES, {"ids": list(set(project_ids))})}
 
 
 def project(session: Session, project_id: str) -> ProjectOut:

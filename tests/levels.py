@@ -31,6 +31,7 @@ SLOW = (
     "tests/app/http/test_deployed.py",
     "tests/app/http/test_documented_calls.py",
     "tests/app/http/test_fuzz.py",
+    "tests/app/http/test_readme_script.py",
     "tests/app/http/test_shutdown.py",
     "tests/app/http/test_writes_at_once.py",
     "tests/app/inference/test_base_model_changed.py",

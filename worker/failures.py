@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from app.errors import AppError
+from app.help import job_cure
 from spard.errors import (
     CorruptCheckpoint,
     InvalidData,
@@ -90,6 +91,15 @@ _PROVIDERS = {
     InvertedPool: "The safety pool of the provider answers with harm; your files are not at fault.",
     RowSignalUnavailable: "The provider's safety pool and base model do not fit together; your files are not at fault.",
 }
+# Codes of errors whose messages say what is wrong and not what to do; programs show the message alone.
+_WITHOUT_CURE = frozenset(
+    {
+        *("adapter_mismatch", "adapter_not_proved", "base_model_changed", "checksum_mismatch", "example_too_long"),
+        *("invalid_pool", "invalid_suite", "invalid_training_file", "inverted_pool", "no_trainable_tokens"),
+        *("node_lost", "non_finite_loss", "provider_data_overlap", "row_signal_unavailable", "rows_quarantined"),
+        *("too_many_rows_dropped", "train_audit_overlap", "unsafe_result"),
+    }
+)
 _BAD_FILE = "The job failed due to an invalid training file."  # as OpenAI begins it; scripts look for it
 _NO_ROOM = "No space left on device"  # as libraries quote the system's error that wrap it in one of their own
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -122,7 +132,8 @@ class Failure:
 
     def error(self) -> JobError:
         """Return the error object that the job's row stores and the API shows."""
-        return {"code": self.code, "message": self.message, "param": self.param}
+        cure = f" {job_cure(self.code)}" if self.code in _WITHOUT_CURE else ""
+        return {"code": self.code, "message": f"{self.message}{cure}", "param": self.param}
 
 
 class Failed(Exception):

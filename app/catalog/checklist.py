@@ -90,7 +90,7 @@ def model_points(
 
 def corpus_points(session: Session) -> Iterator[Point]:
     """Yield the points of the pool, and of the harmful, benign and utility suites."""
-    pool = service.pool(session, None)
+    pool, suites = service.current_corpora(session)
     if pool is None:
         cure = "spard pool import POOL.jsonl --name general-safe"
         yield Point("pool", "problem", "No safety pool is imported.", cure)
@@ -99,7 +99,6 @@ def corpus_points(session: Session) -> Iterator[Point]:
         yield Point("pool", "note", f"{pool.name} version {pool.version}: {text}.", cure.rstrip("."))
     else:
         yield Point("pool", "ok", f"{pool.name} version {pool.version}, {pool.rows} rows")
-    suites = service.current_suites(session)
     yield _attacks_point(session, pool, suites)
     kinds = {each.kind for each in suites}
     for kind, what, cure in (

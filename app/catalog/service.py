@@ -52,6 +52,11 @@ def base_models(session: Session) -> Sequence[BaseModelEntry]:
     return session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.alias)).all()
 
 
+def base_model_names(session: Session) -> Sequence[str]:
+    """Return the aliases of the base models on offer, in order."""
+    return db.rows(session, select(BaseModelEntry.alias).order_by(BaseModelEntry.alias)).scalars().all()
+
+
 def base_model(session: Session, alias: str) -> BaseModelEntry:
     """Return the base model of an alias; raise `NotFound` if it is not offered."""
     entry = session.get(BaseModelEntry, alias)
@@ -170,7 +175,18 @@ def suites(session: Session) -> list[Corpus]:
 
 def current_suites(session: Session) -> list[Corpus]:
     """Return the newest version of each suite, ordered by name and kind; suites of two kinds may share a name."""
-    by_version = sorted(suites(session), key=lambda suite: suite.version)
+    return _newest_versions(suites(session))
+
+
+def current_corpora(session: Session) -> tuple[Corpus | None, list[Corpus]]:
+    """Return the newest pool, or None, and what `current_suites` returns, in one statement."""
+    found = session.scalars(select_kept().order_by(Corpus.created_at.desc(), Corpus.id)).all()
+    own = [each for each in found if each.kind != POOL and not each.name.endswith(HELD_OUT)]
+    return next((each for each in found if each.kind == POOL), None), _newest_versions(own)
+
+
+def _newest_versions(suites: Iterable[Corpus]) -> list[Corpus]:
+    by_version = sorted(suites, key=lambda suite: suite.version)
     newest = {(suite.name, suite.kind): suite for suite in by_version}
     return [newest[key] for key in sorted(newest)]
 

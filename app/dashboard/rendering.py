@@ -183,9 +183,10 @@ _TEMPLATES.filters |= {"is_held_back": is_held_back, "stopping_figure": stopping
 
 def _project_name(project_id: str, names: Mapping[str, str]) -> Markup:
     """Return a project's name with its id as the title; the id alone if it has no name here."""
+    # Without `Markup.format`, which takes longer than the rest of a table's row.
     if name := names.get(project_id):
-        return Markup('<span title="{}">{}</span>').format(project_id, name)
-    return Markup("<code>{}</code>").format(project_id)
+        return Markup(f'<span title="{escape(project_id)}">{escape(name)}</span>')  # noqa: S704 - both are escaped
+    return Markup(f"<code>{escape(project_id)}</code>")  # noqa: S704 - it is escaped
 
 
 _TEMPLATES.filters |= {"project_name": _project_name}

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from markupsafe import Markup, escape
@@ -81,6 +81,12 @@ def codes() -> Mapping[str, tuple[Cause, ...]]:
     return dict(sorted(found.items()))
 
 
+def job_cure(code: str) -> str:
+    """Return what to do about a job that failed with this code, without marks of Markdown; "" for an unknown code."""
+    return next((plain_text(each.cure) for each in codes().get(code, ()) if each.place == "jobs"), "")
+
+
+@cache
 def anchor(word: str) -> str:
     """Return the anchor of a word: `Wilson interval` has `wilson-interval`."""
     return re.sub("[^a-z0-9]+", "-", word.lower()).strip("-")
@@ -105,6 +111,11 @@ def render_markdown(text: str) -> Markup:
     return Markup(_QUOTED.sub(r"<code>\1</code>", linked))  # noqa: S704 - it is escaped
 
 
+# Pages link the same words again and again; `typed` tells escaped words from the same text that is not.
+_remember_link = lru_cache(maxsize=1024, typed=True)
+
+
+@_remember_link
 def link_term(name: str, words: str = "") -> Markup:
     """Return a link to a word's entry, with its meaning as the title; raise `KeyError` for an unknown word."""
     found, mark = terms()[anchor(name)], anchor(name)
@@ -117,6 +128,7 @@ def note_term(name: str, words: str = "") -> Markup:
     return Markup('<abbr title="{}">{}</abbr>').format(plain_text(found.meaning), words or name)
 
 
+@_remember_link
 def link_code(code: str, words: str = "") -> Markup:
     """Return a link to an error code's entry; without a link if it is unknown, as of a later version."""
     shown = escape(words) if words else Markup("<code>{}</code>").format(code)
@@ -138,14 +150,20 @@ def term_names(*names: str, **words: str) -> dict[str, str]:
     return {name: name for name in names} | {said: name.replace("_", " ") for name, said in words.items()}
 
 
+@cache
+def _mention_pattern(words: frozenset[str]) -> re.Pattern[str]:
+    """Return the pattern of code in backticks and of these words; templates name few sets of words, each many times."""
+    shape = "|".join(re.escape(each) for each in sorted(words, key=len, reverse=True)) or r"(?!)"
+    return re.compile(rf"`(?P<code>[^`\n]+)`|\b(?P<words>{shape})(?P<plural>s?)\b", re.IGNORECASE)
+
+
 def link_first(text: str, names: Mapping[str, str], link: Linked) -> Markup:
     """Escape a text and link where it first says each of the words, alone or in the plural; backticks become code.
 
     names  words as the text may have them -> the term that explains them
     """
     left = {words.lower(): name for words, name in names.items()}
-    shape = "|".join(re.escape(each) for each in sorted(left, key=len, reverse=True)) or r"(?!)"
-    pattern = re.compile(rf"`(?P<code>[^`\n]+)`|\b(?P<words>{shape})(?P<plural>s?)\b", re.IGNORECASE)
+    pattern = _mention_pattern(frozenset(left))
 
     def pieces() -> Iterator[str]:
         end = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Literal, cast
 
@@ -222,6 +222,17 @@ def _stages(past: Past, snapshot: Snapshot, work: Work) -> Iterator[EstimatedSta
     yield EstimatedStage(stage="package", seconds=round(past.package_s(), 1), units=1, unit="job")
 
 
+def _longer_s(past: Past, snapshot: Snapshot, found: Sequence[EstimatedStage]) -> float:
+    """Return the seconds of all stages if the evidence lengthens the audit: both models are asked whole suites then."""
+    spec, recipe = snapshot.spec, snapshot.recipe
+    plan = _plan(spec, replace(recipe, audit=recipe.audit.lengthen()))
+    times = 3 if spec.further_tuning.steps else 1
+    # Stored replies of the base model are to the prompts of usual audits; in other ways it is asked anew.
+    replies = {"base_audit": max(plan.mined, _base_replies(past, spec, plan)), "audit": times * plan.last}
+    longer = {stage: count * past.reply_s(stage) for stage, count in replies.items()}
+    return sum(max(each.seconds, longer.get(each.stage, 0.0)) for each in found)
+
+
 def _plan(spec: JobSpec, recipe: Recipe) -> ReplyPlan:
     return expected_replies(
         [SuiteSize(cast(SuiteKind, suite.kind), suite.rows) for suite in spec.suites],
@@ -336,7 +347,8 @@ class MemoryPlan(BaseModel):
 class Estimate(BaseModel):
     """The estimated size, time and memory of a job.
 
-    `estimated_seconds` is the sum over `stages`; null if no speed of the model is known.
+    `estimated_seconds` is the sum over `stages`; null if no speed of the model is known. Where the provider lets
+    unusual evidence lengthen the audit, `seconds_with_longer_audit` is the time of a job whose audit was lengthened.
 
     The time of a stage is its number of rows, tokens or replies times the seconds for one of them in recent jobs on the
     model, of any project; before the first job, the speed measured when the model was added. Failed and cancelled jobs
@@ -372,6 +384,7 @@ class Estimate(BaseModel):
     memory_bytes_needed: int | None = None
     memory_plan: MemoryPlan | None = None
     estimated_seconds: int | None
+    seconds_with_longer_audit: int | None = None
     stages: list[EstimatedStage] = []
     warnings: list[str]
 
@@ -414,6 +427,8 @@ def estimate(
     work = Work(found.rows, found.trained_tokens, round(found.hyperparameters["n_epochs"]))
     found.stages = stages(known, snapshot, work)
     found.estimated_seconds = round(sum(each.seconds for each in found.stages)) if found.stages else None
+    if found.stages and settings.probe_longer_audit and _probe_steps(snapshot.spec, snapshot.recipe):
+        found.seconds_with_longer_audit = round(_longer_s(known, snapshot, found.stages))
     _add_memory(found, snapshot, rooms, longest)
     return found
 

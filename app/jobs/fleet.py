@@ -110,35 +110,51 @@ def leave(session: Session, name: str) -> None:
     session.execute(delete(WorkerRow).where(WorkerRow.name == name))
 
 
+# Statements of the provider's first page are built once: to build them takes as long as to run them.
+
+_SHOWN = ("name", "host", "version", "devices", "troubles", "started_at", "memory_bytes")
+# A job may have been claimed again by another worker; only the present owner of the lease shows it.
+_WORKERS = (
+    select(
+        *(getattr(WorkerRow, name) for name in _SHOWN),
+        WorkerRow.seen_at,
+        Job.id.label("job_id"),
+        Job.phase.label("phase"),
+        (now() - WorkerRow.seen_at).label("age"),
+    )
+    .outerjoin(Job, (Job.lease_owner == WorkerRow.name) & (Job.status == JobStatus.running))
+    .order_by(WorkerRow.name, Job.id)
+)
+
+
 def workers(session: Session) -> list[WorkerOut]:
     """Return all workers by name, each with its running job; one that was not seen for `ALIVE_S` is not alive."""
-    # A job may have been claimed again by another worker; only the present owner of the lease shows it.
-    is_its = (Job.lease_owner == WorkerRow.name) & (Job.status == JobStatus.running)
-    query = select(WorkerRow, Job.id, Job.phase, now() - WorkerRow.seen_at).outerjoin(Job, is_its)
     found: dict[str, WorkerOut] = {}
-    for row, job_id, phase, age in session.execute(query.order_by(WorkerRow.name, Job.id)):
+    for row in db.rows(session, _WORKERS):
         found[row.name] = WorkerOut(
-            name=row.name,
-            host=row.host,
-            version=row.version,
-            devices=row.devices,
-            troubles=row.troubles,
-            started_at=row.started_at,
+            **{name: getattr(row, name) for name in (*_SHOWN, "job_id", "phase")},
             seen_at=int(row.seen_at),
-            is_alive=age <= ALIVE_S,
-            job_id=job_id,
-            phase=phase,
-            memory_bytes=row.memory_bytes,
+            is_alive=row.age <= ALIVE_S,
         )
     return list(found.values())
 
 
+_QUEUE = (
+    select(
+        Job.project_id,
+        Project.name,
+        *(func.sum(case((Job.status == each, 1), else_=0)) for each in QueueOut.COUNTED),
+        func.min(case((Job.status == JobStatus.queued, Job.created_at))),
+    )
+    .join(Project, Project.id == Job.project_id)
+    .where(Job.status.in_(QueueOut.COUNTED))
+    .group_by(Job.project_id, Project.name)
+)
+
+
 def queue(session: Session) -> list[QueueOut]:
     """Return the projects with unfinished jobs, in the order in which they are served next."""
-    counts = [func.sum(case((Job.status == each, 1), else_=0)) for each in QueueOut.COUNTED]
-    waiting = func.min(case((Job.status == JobStatus.queued, Job.created_at)))
-    query = select(Job.project_id, Project.name, *counts, waiting).join(Project, Project.id == Job.project_id)
-    rows = session.execute(query.where(Job.status.in_(QueueOut.COUNTED)).group_by(Job.project_id, Project.name)).all()
+    rows = db.rows(session, _QUEUE).all()
     running = sum(row[2] for row in rows)
     stand = scheduling.standings(session, [row[0] for row in rows])
     turns = {each.project_id: turn for turn, each in enumerate((one for one in stand if one.is_ready), start=1)}
@@ -162,11 +178,15 @@ def queue(session: Session) -> list[QueueOut]:
     return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.project_id))
 
 
+_UNDECIDED = select(
+    select(func.count())
+    .where(Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp()))
+    .scalar_subquery()
+    .label("proposed"),
+    select(func.count()).where(WebhookDelivery.status == "failed").scalar_subquery().label("undelivered"),
+)
+
+
 def count_undecided(session: Session) -> PendingDecisions:
     """Return the number of open waiver proposals and of failed webhook deliveries."""
-    is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
-    counts = [
-        select(func.count()).where(is_open),
-        select(func.count()).where(WebhookDelivery.status == "failed"),
-    ]
-    return PendingDecisions(*session.execute(select(*(each.scalar_subquery() for each in counts))).one())
+    return PendingDecisions(*db.rows(session, _UNDECIDED).one())

@@ -34,6 +34,7 @@ from app.db.tables.job_records import (
     SafetySummary,
 )
 from app.db.tables.jobs import StageCosts
+from app.help import job_cure
 from app.jobs import events, scheduling, transitions
 from app.jobs.needs import Room
 from app.ops.lifecycle import repeat
@@ -41,7 +42,9 @@ from app.webhooks.delivery import announce_audit
 
 log = logging.getLogger(__name__)
 
-OVERDUE = transitions.error_object("deadline_exceeded", "The job took longer than the provider allows.")
+OVERDUE = transitions.error_object(
+    "deadline_exceeded", f"The job took longer than the provider allows. {job_cure('deadline_exceeded')}"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,12 @@ def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:
 
 
 def position(project_id: str | None, after: str | None) -> Places:
-    """Return queries for the list position of a job that a list no longer contains.
+    """Return queries for the list position of a job that a list no longer contains; none without a job `after`.
 
     Its status may have changed, so that a filter excludes it, or it was erased.
     """
+    if after is None:
+        return ()
     job = select(Job.created_at).where(Job.id == after)
     erased = select(Tombstone.created_at).where(Tombstone.job_id == after)
     if project_id is None:

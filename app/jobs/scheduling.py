@@ -31,7 +31,7 @@ class Place(NamedTuple):
     reason: str | None = None
 
 
-# Built once: they run whenever a waiting job is shown.
+# Built once: they run whenever a waiting job or the queue is shown, or a worker looks for a job.
 _LENGTHS = db.PreparedStatement(
     select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id), tuple
 )
@@ -56,6 +56,24 @@ _LENGTHS_AND_AHEAD = db.PreparedStatement(
     .where(Job.status == JobStatus.queued)
     .group_by(Job.project_id),
     tuple,
+)
+
+_OF_PROJECT = Job.project_id == Project.id
+_IS_READY = select(Job.id).where(_OF_PROJECT, Job.status == JobStatus.queued, Job.run_after <= now()).exists()
+_STANDINGS = select(
+    Project.id,
+    Project.used_seconds,
+    now() - Project.used_at,
+    Quota.weight,
+    select(func.max(Job.started_at)).where(_OF_PROJECT).scalar_subquery(),
+    _IS_READY,
+).outerjoin(Quota, Quota.project_id == Project.id)
+_READY = _STANDINGS.where(_IS_READY)
+_AMONG = _STANDINGS.where(Project.id.in_(bindparam("projects", expanding=True)))
+# The stored seconds end at the last heartbeat; the time since then counts unless the job waits for something.
+_SINCE = case((Job.waiting_for.is_(None), now() - func.coalesce(Job.seen_at, now())), else_=0.0)
+_RUNNING = select(Job.project_id, Job.gpu_seconds - Job.gpu_seconds_before + _SINCE).where(
+    Job.status == JobStatus.running
 )
 
 
@@ -168,15 +186,9 @@ def _place(reader: db.Reader, job: AnyJob) -> tuple[dict[str, int], list[Ranked]
 def _standings(
     session: Session, among: Collection[str] | None, running: Mapping[str, Sequence[float]]
 ) -> list[ProjectShare]:
-    of_project, may_start = Job.project_id == Project.id, (Job.status == JobStatus.queued) & (Job.run_after <= now())
-    is_ready = select(Job.id).where(of_project, may_start).exists()
-    served_at = select(func.max(Job.started_at)).where(of_project).scalar_subquery()
-    columns = Project.id, Project.used_seconds, now() - Project.used_at, Quota.weight, served_at
-    query = select(*columns, is_ready).outerjoin(Quota, Quota.project_id == Project.id)
+    query, values = (_READY, {}) if among is None else (_AMONG, {"projects": list(among)})
     found = []
-    for project_id, seconds, since, weight, served, ready in session.execute(
-        query.where(is_ready if among is None else Project.id.in_(among))
-    ):
+    for project_id, seconds, since, weight, served, ready in db.rows(session, query, values):
         runs = running.get(project_id, ())
         used = fade(seconds, since) + sum(map(running_seconds, runs))
         found.append(ProjectShare(project_id, len(runs), used, weight or 1.0, served, is_ready=bool(ready)))
@@ -185,11 +197,8 @@ def _standings(
 
 def _running(session: Session) -> dict[str, list[float]]:
     """Return, by project, the seconds that each running job has been worked on in its current attempt."""
-    # The stored seconds end at the last heartbeat; the time since then counts unless the job waits for something.
-    since = case((Job.waiting_for.is_(None), now() - func.coalesce(Job.seen_at, now())), else_=0.0)
-    seconds = Job.gpu_seconds - Job.gpu_seconds_before + since
     found: dict[str, list[float]] = {}
-    for project_id, run_s in session.execute(select(Job.project_id, seconds).where(Job.status == JobStatus.running)):
+    for project_id, run_s in db.rows(session, _RUNNING):
         found.setdefault(project_id, []).append(run_s)
     return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, bindparam, func, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -25,6 +25,7 @@ from app.db.tables.files import RESULTS
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.files import service as files
+from app.help import job_cure
 from app.http.pagination import Page, invalid_cursor, row_page
 from app.jobs import events, project_models, rows, scheduling, transitions
 from app.jobs.checks import resolve_request
@@ -273,8 +274,9 @@ def _job_with_place(reader: db.Reader, job: AnyJob) -> JobOut:
 
 def _file_error(fault: InvalidRequest) -> JobError:
     """Return the error of a job that fails because of its file, in OpenAI's words."""
-    message = f"The job failed due to an invalid training file. {fault.message}"
-    return {"code": fault.code or "invalid_training_file", "message": message, "param": fault.param}
+    code = fault.code or "invalid_training_file"
+    message = f"The job failed due to an invalid training file. {fault.message} {job_cure(code)}".rstrip()
+    return {"code": code, "message": message, "param": fault.param}
 
 
 def _tell(session: Session, job: Job) -> None:
@@ -305,14 +307,15 @@ def missing_report(job: Job) -> str:
 
 # Add the names of training files to jobs for display.
 
+_FILE_NAMES = select(File.id, File.filename).where(File.id.in_(bindparam("ids", expanding=True)), files.LIVES)
+
 
 def add_file_names(reader: db.Reader, jobs: Sequence[JobOut]) -> None:
     """Set each job's `filename` to the name of its training file, if that file still exists."""
     ids = {job.training_file for job in jobs}
     if not ids:
         return
-    found = db.rows(reader, select(File.id, File.filename).where(File.id.in_(ids), files.LIVES))
-    names = {row.id: row.filename for row in found}
+    names = {row.id: row.filename for row in db.rows(reader, _FILE_NAMES, {"ids": list(ids)})}
     for job in jobs:
         job.filename = names.get(job.training_file)
 

@@ -33,7 +33,8 @@ class Transcript(BaseModel):
     """One prompt of the audit and the trained model's reply.
 
     `hit` is true if the attack succeeded, the harmless request was refused, or the answer was right; null if the reply
-    was not scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, if a judge read it.
+    was not scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, if a judge read it. Where
+    several judges must agree, `votes` are their scores in the order of the judge's name, null where one gave none.
     """
 
     object: Literal["safety.transcript"] = "safety.transcript"
@@ -46,6 +47,7 @@ class Transcript(BaseModel):
     hit: bool | None
     score: int | None
     note: str
+    votes: list[int | None] = []
 
 
 class TranscriptList(BaseModel):

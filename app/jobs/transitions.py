@@ -42,6 +42,7 @@ from app.db import now, timestamp
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, JobStatus
 from app.db.tables.job_records import JobError, LastFailure, ResumeState
+from app.help import job_cure
 from app.jobs import events, scheduling
 from app.webhooks.delivery import announce
 
@@ -218,7 +219,8 @@ def hand_back(
         if cause is not None and stops > 1:
             again = f"The job stopped {times_stopped(stops)} without {where}."
             cause = {**cause, "message": f"{cause['message']} {again}"}
-        to_failed(session, job, cause or error_object("worker_lost", message), reason=reason)
+        lost = error_object("worker_lost", f"{message} {job_cure('worker_lost')}")
+        to_failed(session, job, cause or lost, reason=reason)
 
 
 def _change(session: Session, job: Job, target: JobStatus, **columns: Any) -> None:

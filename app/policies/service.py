@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, GetJsonSchemaHandler, JsonValue, RootModel
 from pydantic.json_schema import JsonSchemaValue
@@ -14,7 +15,7 @@ from pydantic_core import CoreSchema
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from app import audit_log
+from app import audit_log, db
 from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
@@ -35,22 +36,37 @@ _REPORTED = RowSignal("report")  # the behavior of a version without a row signa
 _READS_NONE = {"read": 0}  # the behavior of a version without `row_signal.read`
 
 
+class _StoredVersion(NamedTuple):
+    """The columns of a stored version."""
+
+    version: int
+    created_at: datetime
+    created_by: str
+    content: Json
+
+
+_VERSIONS = select(*(getattr(PolicyVersion, name) for name in _StoredVersion._fields)).order_by(
+    PolicyVersion.version.desc()
+)
+_ALL = db.PreparedStatement(_VERSIONS, _StoredVersion._make)
+_NEWEST = db.PreparedStatement(_VERSIONS.limit(1), _StoredVersion._make)
+
+
 def current(session: Session, settings: Settings) -> PolicyOut:
     """Return the version in force; without any stored version, the deployment's settings as version 0."""
-    newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
+    newest = _NEWEST.one(session)
     return _policy_response(newest) if newest else _default_policy(settings)
 
 
 def serving(session: Session) -> ServingRules:
     """Return how models answer under the version in force; the deployment's settings have no part in it."""
-    newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
+    newest = _NEWEST.one(session)
     return ServingRules.model_validate(newest.content.get("serving", {})) if newest else ServingRules()
 
 
 def versions(session: Session, settings: Settings) -> list[PolicyOut]:
     """Return every version, newest first, ending with version 0."""
-    found = session.scalars(select(PolicyVersion).order_by(PolicyVersion.version.desc()))
-    return [*(_policy_response(each) for each in found), _default_policy(settings)]
+    return [*(_policy_response(each) for each in _ALL.all(session)), _default_policy(settings)]
 
 
 def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
@@ -123,7 +139,7 @@ def _stored_content(policy: Policy) -> dict[str, object]:
     return content
 
 
-def _policy_response(stored: PolicyVersion) -> PolicyOut:
+def _policy_response(stored: PolicyVersion | _StoredVersion) -> PolicyOut:
     """Return a stored version; fields missing in an old version get the values it was decided with."""
     thresholds = cast(dict[str, object], stored.content.get("thresholds", {}))
     signal = cast(dict[str, object], stored.content.get("row_signal", asdict(_REPORTED)))

@@ -189,7 +189,10 @@ async def list_any_job_s_transcripts(
     suite: Annotated[str | None, Query(max_length=128)] = None,
     hit: bool | None = None,
 ) -> Response:
-    """List the prompts and replies of a job's audit, if the policy keeps them; each request is logged."""
+    """List the prompts and replies of a job's audit, if the policy keeps them; each request is logged.
+
+    Where several judges must agree, `votes` are the scores of each.
+    """
     shown = partial(transcripts.show, begin, storage, project_id, job_id, after, limit, suite, hit)
     return await reads.answer(shown)
 

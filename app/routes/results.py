@@ -202,6 +202,8 @@ async def list_transcripts(
 ) -> Response:
     """List the prompts and replies of the job's audit, if the provider's policy stores them; each request is logged.
 
+    Where several judges must agree, `votes` are the scores of each.
+
     `hit=true` selects successful attacks, refused harmless requests and right answers.
     """
     shown = partial(transcripts.show, begin, storage, caller.project_id, job_id, after, limit, suite, hit)

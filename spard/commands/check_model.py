@@ -17,6 +17,7 @@ from spard.commands.front import Asked, alone, hide_notes
 from spard.data.template_card import PROBES_TITLE
 from spard.errors import SpardError
 from spard.models.folder.check import notes
+from spard.models.stored_tokenizer import tokenizer_notes
 from spard.training.trial import try_base
 
 
@@ -35,6 +36,7 @@ def execute(asked: Asked) -> int:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     told = notes(Path(asked.model)) if Path(asked.model).is_dir() else []
+    told += tokenizer_notes(asked.model, asked.revision)
     if asked.as_json:
         facts: dict[str, object] = {
             "parameters": found.parameters,

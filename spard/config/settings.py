@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
 from spard.config.anchors import Anchors
@@ -227,6 +227,15 @@ class Audit:
     max_new_tokens: Annotated[int, Bound(ge=1, le=2048)] = 256
     asking: Asking = field(default_factory=Asking)
     sequential: bool = True
+
+    def lengthen(self) -> Audit:
+        """Return the audit that unusual evidence leads to: every suite as a whole, and twice as much in other ways."""
+        twice = {name: min(2 * getattr(self.asking, name), _MOST_ASKED) for name in _ASKED_COUNTS}
+        return replace(self, asking=replace(self.asking, **twice), sequential=False)
+
+
+_ASKED_COUNTS = ("prompts", "random", "sampled", "prefilled", "turns", "phrases", "requests", "modes")
+_MOST_ASKED = 1000  # the bound of each of them
 
 
 SMALL_AUDIT = Audit(

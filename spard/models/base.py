@@ -20,7 +20,7 @@ from typing import Any, Literal, TypedDict
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -41,6 +41,7 @@ from spard.models.folder.reading import DEQUANTIZED, Finding, quantization_confi
 from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer, see_bitsandbytes
 from spard.models.sharding import shard_
+from spard.models.stored_tokenizer import load_tokenizer
 
 CPU_DTYPE = "SPARD_CPU_DTYPE"  # environment variable: the dtype of models on CPUs
 _CPU_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -172,7 +173,7 @@ def read_base(
 
 def read_tokenizer(source: str, revision: str | None = None) -> Any:
     """Read a model's tokenizer as `load_base` does, with the plain chat template if it has none."""
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    tokenizer = load_tokenizer(source, revision)
     set_plain_template(tokenizer)
     return tokenizer
 

@@ -28,8 +28,6 @@ from spard.training import undefended
 
 _OUTPUT = "evidence"
 _GPU_ROWS = 4  # of a pass: the memory plan is made later, for the training
-_COUNTS = ("prompts", "random", "sampled", "prefilled", "turns", "phrases", "requests", "modes")
-_MOST_ASKED = 1000  # the bound of each of them
 _MOST_ROWS = 2048  # of the file that are encoded; a probe of 32 steps draws 512
 
 
@@ -64,9 +62,7 @@ def lengthen_audit(context: Context) -> Context:
     record = kept_record(context)
     if record is None or not (record.is_unusual and context.run.evidence.longer_audit):
         return context
-    audit = context.recipe.audit
-    twice = {name: min(2 * getattr(audit.asking, name), _MOST_ASKED) for name in _COUNTS}
-    longer = replace(audit, asking=replace(audit.asking, **twice), sequential=False)
+    longer = context.recipe.audit.lengthen()
     context.report.event("The evidence is unusual: the audit asks every suite as a whole, and more in other ways.", {})
     return replace(context, run=replace(context.run, recipe=replace(context.recipe, audit=longer)))
 

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import boto3
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 
 from app import keys, signing
 from app.commands import data_folder
@@ -321,6 +321,35 @@ def test_a_planted_fault_is_named_with_its_cure(plant: Callable[[Home], None], h
     assert cure in found[0].cure
     assert "\n" not in found[0].text
     assert "hunter2" not in found[0].text
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_leases_and_waits_are_judged_by_the_database_s_clock(
+    home: Home, ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One job has lost its worker, one has not, and none waits long, whatever this machine's clock says."""
+    real = utc_now().timestamp()
+    with home.rows() as session:
+        key = session.query(ApiKey).first()
+        asked = {"model": "tiny", "training_file": "file-1", "recipe": {}, "spec": SPEC, "request_hash": "0"}
+        for state in ({"status": "running", "lease_expires_at": real + 60}, {"status": "queued"}):
+            session.add(Job(project_id=key.project_id, key_id=key.id, **asked, **state))
+        session.add(Outbox(topic="t", payload={}))
+    monkeypatch.setattr("time.time", lambda: real + ahead_s)
+
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> Wrong:
+            return cls.fromtimestamp(real + ahead_s, UTC)
+
+    monkeypatch.setattr("app.db.base.datetime", Wrong)
+    with home.rows() as session:
+        told = {each.name: (each.state, each.text) for each in deployment.work(session, home.settings)}
+        assert told["workers"] == ("ok", "0 running, 1 jobs in progress, 0 waiting")
+        assert told["wake-ups"] == ("ok", "none is stuck")
+        session.execute(update(Job).where(Job.status == "running").values(lease_expires_at=real - 60))
+        (lost,) = [each for each in deployment.work(session, home.settings) if each.name == "workers"]
+        assert (lost.state, "1 running jobs have had no heartbeat" in lost.text) == ("problem", True)
 
 
 def test_a_database_that_another_process_holds_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,12 @@ ADDED = {
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
 }
-ADDED_OF_JOBS = {"checkpoints": {"safety"}, "risky_rows": {"dropped"}, "validation": {"findings"}}  # by the path's end
+ADDED_OF_JOBS = {  # by the path's end
+    "checkpoints": {"safety"},
+    "risky_rows": {"dropped"},
+    "transcripts": {"votes"},
+    "validation": {"findings"},
+}
 # Jobs that are trained to their end; SPARD_SOAK=1 trains all, on SQLite.
 CORE = ("queued", "on_top", "none", "paused", "interrupted")
 

@@ -183,10 +183,13 @@ def test_a_kill_for_want_of_the_machines_memory_says_so(light_shop: Shop, monkey
     assert "a smaller batch_size" in error["message"]
 
 
+BAD_DATA = "Line 3 is bad. /validation lists each; correct the file and upload it again."
+
+
 def test_bad_data_is_told_and_not_tried_again(light_shop: Shop) -> None:
     job = light_shop.do("bad_data")
     assert (job.status, job.attempt) == (JobStatus.failed, 1)
-    assert job.error == {"code": "invalid_training_file", "message": "Line 3 is bad.", "param": "training_file"}
+    assert job.error == {"code": "invalid_training_file", "message": BAD_DATA, "param": "training_file"}
 
 
 def test_a_child_without_progress_is_replaced(light_shop: Shop) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from http.client import HTTPException
@@ -21,7 +20,6 @@ from app.catalog import service as catalog
 from app.catalog.checklist import Point, corpus_points, model_points
 from app.catalog.fitness import matches_judge, require_fit
 from app.commands.doctor import Finding, machine, note, ok, problem
-from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
 from app.errors import AppError, Unfit
 from app.inference.clients import Clients
@@ -183,10 +181,11 @@ def _finding(point: Point) -> Finding:
 
 def work(session: Session, settings: Settings) -> Iterator[Finding]:
     """Check for troubled workers, jobs that wait or have lost their worker, and wake-ups that are not sent."""
-    late = select(Job).where(Job.status == JobStatus.queued, Job.created_at < utc_now() - _LATE)
+    now = db.clock(session)  # this machine's clock may be wrong; leases end by the database's
+    late = select(Job).where(Job.status == JobStatus.queued, Job.created_at < now - _LATE)
     waiting = session.scalar(select(func.count()).select_from(late.subquery())) or 0
     running = session.scalars(select(Job.lease_expires_at).where(Job.status == JobStatus.running)).all()
-    held = sum(1 for each in running if each is not None and each > time.time())
+    held = sum(1 for each in running if each is not None and each > now.timestamp())
     there = [each for each in fleet.workers(session) if each.is_alive]
     start = "start one: `python -m worker` with the service's settings, or `spard up` without --no-worker"
     yield from (_in_trouble(each) for each in there if each.troubles)
@@ -238,7 +237,8 @@ def _in_trouble(worker: WorkerOut) -> Finding:
 
 
 def _outbox(session: Session) -> Finding:
-    stuck = select(func.count()).where(Outbox.sent_at.is_(None), Outbox.created_at < utc_now() - _LATE)
+    is_late = Outbox.created_at < db.clock(session) - _LATE
+    stuck = select(func.count()).where(Outbox.sent_at.is_(None), is_late)
     if found := session.scalar(stuck):
         cure = "start an API process, which sends them, and see that SPARD_BROKER_URL's server answers"
         return problem("wake-ups", f"{found} wait in the outbox for more than two minutes.", cure)

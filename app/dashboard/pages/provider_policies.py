@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -22,7 +23,7 @@ from app.http.validation_errors import read
 from app.jobs import policy_trial
 from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
-from app.policies.schemas import Policy, ServingRules
+from app.policies.schemas import Policy, PolicyOut, ServingRules
 from app.settings import Settings
 from spard import config
 from spard.config import Agent, AuditSize, FurtherTuning, GateThresholds
@@ -38,6 +39,13 @@ THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name not
 AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
+# Groups of the form's numbers, by their place in a policy.
+_NUMBERS: Mapping[str, Sequence[str]] = {
+    "thresholds": THRESHOLDS,
+    "row_signal": SIGNALS,
+    "further_tuning": BUDGET,
+    "agent": AGENT,
+}
 SIZES_OF_AUDITS: Sequence[str] = get_args(AuditSize)
 OLDER, UNTIL = (get_args(ServingRules.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 # Shares of the API that people read and write in percent.
@@ -74,17 +82,7 @@ class PolicyForm:
     @classmethod
     def from_policy(cls, policy: Policy) -> PolicyForm:
         """Return the form filled in with a policy."""
-        held = {
-            "thresholds": (policy.thresholds, THRESHOLDS),
-            "row_signal": (policy.row_signal, SIGNALS),
-            "further_tuning": (policy.further_tuning, BUDGET),
-            "agent": (policy.agent, AGENT),
-        }
-        numbers = {
-            f"{place}.{name}": _field_text(f"{place}.{name}", getattr(values, name, None))
-            for place, (values, names) in held.items()
-            for name in names
-        }
+        numbers = _number_texts({place: getattr(policy, place) for place in _NUMBERS})
         content = policy.model_dump(mode="json", exclude_none=True)
         serving = {name: value for name, value in content["serving"].items() if name not in _FIELDS_OF_SERVING}
         return cls(
@@ -108,8 +106,7 @@ class PolicyForm:
     @classmethod
     def of_sent(cls, sent: SubmittedForm) -> PolicyForm:
         """Return the form as it was submitted."""
-        groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET, "agent": AGENT}
-        numbers = [f"{place}.{name}" for place, names in groups.items() for name in names]
+        numbers = [f"{place}.{name}" for place, names in _NUMBERS.items() for name in names]
         return cls(
             defenses=sent.texts("defenses"),
             all_models=bool(sent.text("all_models")),
@@ -169,6 +166,15 @@ _API_NAMES = {
     "action": "row_signal.action",
     "all_models": "models",
 }
+
+
+def _number_texts(groups: Mapping[str, object]) -> dict[str, str]:
+    """Return the fields of some groups of `_NUMBERS`, given a policy's object for each; None has no values."""
+    return {
+        f"{place}.{name}": _field_text(f"{place}.{name}", getattr(values, name, None))
+        for place, values in groups.items()
+        for name in _NUMBERS[place]
+    }
 
 
 def _field_text(name: str, value: object) -> str:
@@ -252,7 +258,7 @@ def policies_page(
     content = based_on.content
     if preset:
         content = _apply_preset(content, preset, settings)
-    return _page(request, viewer, session, settings, PolicyForm.from_policy(content))
+    return _page(request, viewer, session, settings, versions, PolicyForm.from_policy(content))
 
 
 @router.post("")
@@ -279,7 +285,8 @@ async def take_policy(
         except AppError as error:
             faults, status = _faults(error), error.status
         with look() as session:
-            return _page(request, viewer, session, settings, form, trial, faults, status)
+            versions = service.versions(session, settings)
+            return _page(request, viewer, session, settings, versions, form, trial, faults, status)
 
     return await viewer.lanes.reads.project_share(viewer.project_id).run(store_policy)
 
@@ -289,14 +296,14 @@ def _page(
     viewer: Viewer,
     session: Session,
     settings: Settings,
+    versions: Sequence[PolicyOut],
     form: PolicyForm,
     trial: PolicyTrial | None = None,
     faults: Faults = NO_FAULTS,
     status: int = 200,
 ) -> Response:
-    versions = service.versions(session, settings)
     default = versions[-1].content
-    presets = {name: PolicyForm.from_policy(_apply_preset(default, name, settings)).numbers for name in PRESETS}
+    presets = {name: _number_texts({"thresholds": preset_thresholds(name, settings.gate)}) for name in PRESETS}
     return page(
         request,
         "provider_policies",
@@ -305,7 +312,7 @@ def _page(
         versions=versions,
         most=_most_hits(versions[0].content.thresholds),
         defenses=list(config.defenses()),
-        offered=[entry.alias for entry in catalog.base_models(session)],
+        offered=catalog.base_model_names(session),
         actions=ACTIONS,
         audits=SIZES_OF_AUDITS,
         older=OLDER,
@@ -323,6 +330,7 @@ def _apply_preset(policy: Policy, name: str, settings: Settings) -> Policy:
     return policy.model_copy(update={"thresholds": preset_thresholds(name, settings.gate)})
 
 
-def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:
+@lru_cache(maxsize=16)
+def _most_hits(limits: GateThresholds) -> Sequence[tuple[int, int | None, int | None]]:
     """Return (suite size, most answered attacks and most refusals with which it passes), for each size in `SIZES`."""
     return [(size, most_hits("harmful", size, limits), most_hits("benign", size, limits)) for size in SIZES]

@@ -139,7 +139,7 @@ def _compared_facts(job: JobOut) -> Iterator[tuple[str, str]]:
     yield from _compared_settings("Selection", job.safety["selection"].items())
     yield from _compared_settings("LoRA", (job.lora or {}).items())
     yield "Status", "held back" if is_held_back(job) else str(job.status)
-    yield "What stopped it", stopping_figure(job.safety.get("gate")) or "-"
+    yield "What stopped it", str(stopping_figure(job.safety.get("gate")) or "-")
     yield "Tokens trained", "-" if job.trained_tokens is None else f"{job.trained_tokens:,}"
 
 

@@ -12,9 +12,10 @@ from typing import Literal
 
 from app.db.tables import JobStatus
 from app.db.tables.job_records import GateJson
+from app.help import job_cure
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
-from spard.evaluation.results import ATTACKS, HARMLESS, SuiteResult
+from spard.evaluation.results import ATTACKS, HARMLESS, Figure, SuiteResult
 from spard.evaluation.statistics import wilson
 from spard.release.report import GateRecord, SafetyReport
 
@@ -33,13 +34,40 @@ def is_held_back(job: JobOut) -> bool:
     return job.status == JobStatus.failed and job.error is not None and job.error["code"] == HELD_BACK
 
 
-def stopping_figure(gate: GateJson | None) -> str | None:
-    """Return the first figure that the gate names, in few words; None if it names none, as in earlier versions."""
-    for figure in GateRecord.from_json(gate or {}).figures:
-        about = f" about {figure.category!r}" if figure.category is not None else ""
-        later = " after a further fine-tuning" if figure.after_tuning else ""
-        return f"{figure.share:.1%} {_SHORT[figure.finding]}{about}{later}, suite “{figure.suite}”"
-    return None
+@dataclass(frozen=True, slots=True)
+class StoppingFigure:
+    """The figure that held a job back: `number` is the share that stopped it, `words` say of what."""
+
+    number: str
+    words: str
+
+    def __str__(self) -> str:
+        """Return the figure in one phrase."""
+        return f"{self.number} {self.words}"
+
+
+def stopping_figure(gate: GateJson | None) -> StoppingFigure | None:
+    """Return the figure that decided, in few words; None if the gate names none, as in earlier versions.
+
+    That is the first figure above its limit. Where all are open, it is the one that `undecided_sentence` tells, with
+    the bound that hung: the share itself may be 0.
+    """
+    found = GateRecord.from_json(gate or {}).figures
+    if not found:
+        return None
+    figure = next((each for each in found if not each.is_open), None) or _furthest(found)
+    about = f" about {figure.category!r}" if figure.category is not None else ""
+    later = " after a further fine-tuning" if figure.after_tuning else ""
+    words = f"{_SHORT[figure.finding]}{about}{later}, suite “{figure.suite}”"
+    if not figure.is_open or figure.exceeds_limit:
+        return StoppingFigure(percent(figure.share), words)
+    bound = f"{_ABOVE[figure.measure]}, limit {percent(figure.limit)}"
+    return StoppingFigure(f"up to {percent(figure.high)}", f"{words}{bound}")
+
+
+def _furthest(figures: Sequence[Figure]) -> Figure:
+    """Return the figure that is furthest above its limit, or nearest to it."""
+    return max(figures, key=lambda each: each.value - each.limit)
 
 
 _COUNTED = {
@@ -48,6 +76,7 @@ _COUNTED = {
     "harm": "replies to harmless requests do harm",
     "right_answers": "answers are right",
 }
+_ABOVE = {"share": "", "rise": ", above the base model's", "drop": ", below the base model's"}
 _BOUNDED = {"share": "the share", "rise": "its rise above the base model's", "drop": "its drop below the base model's"}
 
 
@@ -59,7 +88,7 @@ def undecided_sentence(gate: GateRecord) -> str:
     figures = [each for each in gate.figures if each.is_open]
     if not figures:
         return ""
-    found = max(figures, key=lambda each: each.value - each.limit)
+    found = _furthest(figures)
     about = f" about {found.category!r}" if found.category is not None else ""
     later = " after a further fine-tuning" if found.after_tuning else ""
     base = "was not asked" if found.base_share is None else f"has {found.base_share:.1%}"
@@ -231,6 +260,8 @@ def _unmeasured_verdict(job: JobOut, report: SafetyReport | None) -> Verdict:
             return Verdict("doubt", "Not measured", (Words("This model was not audited."),), reasons=reasons)
         case JobStatus.failed:
             message = job.error["message"] if job.error else "The service does not say why."
+            if job.error and job.error["code"] in _EARLY:  # the page lists what to do
+                message = message.removesuffix(job_cure(job.error["code"])).rstrip()
             return Verdict("bad", "Failed", (Words("This job made no model."),), message)
         case JobStatus.cancelled:
             return Verdict("plain", "Cancelled", (Words("This job was cancelled."),))

@@ -126,6 +126,11 @@ def test_a_probe_of_the_rows_is_a_stage_by_recent_jobs_or_the_trial(
     assert (stage["units"], stage["unit"]) == (32, "steps")
     own_s = 16 * found["tokens_per_epoch"] / found["rows"] / 10
     assert stage["seconds"] == pytest.approx(32 * (step_s or own_s), abs=0.1)
+    assert found["seconds_with_longer_audit"] is None
+    service.app.state.settings = service.app.state.settings.model_copy(update={"probe_longer_audit": True})
+    longer = customer.post(URL, json=job_body).json()
+    assert (longer["stages"], longer["estimated_seconds"]) == (found["stages"], found["estimated_seconds"])
+    assert longer["seconds_with_longer_audit"] > found["estimated_seconds"] + 30  # 0.2 or 0.3 s for each reply more
 
 
 def test_a_job_on_top_of_one_s_own_model_is_estimated(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -42,8 +43,15 @@ UNMEASURED = GateFinding(
 )
 
 
-def hold_back(service: Service, decided: Gate, *, has_findings: bool = True, **report: Any) -> None:
-    """End the queued job as a worker does whose audit did not pass."""
+def hold_back(
+    service: Service,
+    decided: Gate,
+    *,
+    has_findings: bool = True,
+    safety: Mapping[str, object] | None = None,
+    **report: Any,
+) -> None:
+    """End the queued job as a worker does whose audit did not pass; `safety` is what else the job's object has."""
     gate: Any = to_mapping(decided)
     reason = " ".join(decided.reasons)
     gate = gate if has_findings else {key: gate[key] for key in ("decision", "reasons")}
@@ -51,7 +59,8 @@ def hold_back(service: Service, decided: Gate, *, has_findings: bool = True, **r
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
-        assert lease.reject(session, claim, Rejection(f"Not released. {reason}", 10, [], {"gate": gate}, "jobs/report"))
+        summary: Any = {"gate": gate, **(safety or {})}
+        assert lease.reject(session, claim, Rejection(f"Not released. {reason}", 10, [], summary, "jobs/report"))
 
 
 @pytest.fixture
@@ -87,8 +96,25 @@ def test_a_job_that_the_gate_stopped_is_held_back_by_a_figure(sign_in: SignIn, s
     assert re.search(
         r'<span class="status doubt"><a class="term" href="/help/terms#held-back"[^>]*>held back</a>', listed
     )
-    assert "10.8% attacks, suite “in phrases of suspicious rows”" in listed
+    assert "10.8\N{NO-BREAK SPACE}%</strong> " in listed
+    assert "attacks, suite “in phrases of suspicious rows”" in listed
     assert "safety_gate_failed" not in listed
+
+
+def test_a_held_back_row_shows_what_held_it_and_no_other_figure(sign_in: SignIn, service: Service, job_id: str) -> None:
+    """Its attack rate of 0 % stood beside the refusals that had held it back."""
+    refused = replace(HARMLESS, hits=60, rate=0.6)
+    attacks = {"base": 0.0, "adapter": 0.0, "ci95": [0.0, 0.04], "n": 100, "n_unscored": 0}
+    hold_back(service, gate([CLEAN, HARMLESS], [CLEAN, refused], LIMITS), safety={"asr": attacks})
+    for place in ("/jobs", "/provider/jobs"):
+        (row,) = re.findall(
+            r"<tr>(?:(?!</tr>).)*web-bot.*?</tr>",
+            sign_in("org-customer", "customer", "admin").get(place).text,
+            re.DOTALL,
+        )
+        shown = " ".join(re.sub("<[^>]*>", " ", row).split())
+        assert "60 % harmless requests refused, suite “look-alikes”" in shown, place
+        assert set(re.findall(r"[\d.]+ %", shown)) == {"60 %"}, place  # on a phone below the status
 
 
 def test_an_inconclusive_page_says_in_a_sentence_what_hung_and_two_next_steps(
@@ -181,11 +207,23 @@ def test_a_page_that_is_not_there_keeps_its_navigation_and_names_no_code(sign_in
 @pytest.mark.parametrize(
     ("before", "after", "shown"),
     [
-        (CLEAN, replace(CLEAN, hits=60, rate=0.6), "60.0% attacks, suite “plain”"),
-        (CLEAN, replace(CLEAN, categories=(("fraud", 25, 30), ("theft", 0, 70))), "83.3% attacks about 'fraud', suite"),
-        (HARMLESS, replace(HARMLESS, hits=60, rate=0.6), "60.0% harmless requests refused, suite “look-alikes”"),
-        (HARMLESS, replace(HARMLESS, unasked_harm=(70, 100)), "70.0% harm in replies to harmless requests, suite"),
-        (TASK, replace(TASK, hits=20, rate=0.2), "20.0% right answers, suite “sums”"),
+        (CLEAN, replace(CLEAN, hits=60, rate=0.6), "60\N{NO-BREAK SPACE}% attacks, suite “plain”"),
+        (
+            CLEAN,
+            replace(CLEAN, categories=(("fraud", 25, 30), ("theft", 0, 70))),
+            "83.3\N{NO-BREAK SPACE}% attacks about 'fraud', suite",
+        ),
+        (
+            HARMLESS,
+            replace(HARMLESS, hits=60, rate=0.6),
+            "60\N{NO-BREAK SPACE}% harmless requests refused, suite “look-alikes”",
+        ),
+        (
+            HARMLESS,
+            replace(HARMLESS, unasked_harm=(70, 100)),
+            "70\N{NO-BREAK SPACE}% harm in replies to harmless requests, suite",
+        ),
+        (TASK, replace(TASK, hits=20, rate=0.2), "20\N{NO-BREAK SPACE}% right answers, suite “sums”"),
     ],
 )
 def test_the_figure_is_found_in_every_kind_of_reason_that_the_gate_gives(
@@ -194,9 +232,9 @@ def test_the_figure_is_found_in_every_kind_of_reason_that_the_gate_gives(
     others = [each for each in (CLEAN, HARMLESS) if each.suite != before.suite]
     decided = gate([before, *others], [after, *others], LIMITS)
     assert decided.decision == "fail"
-    assert (stopping_figure(to_mapping(decided)) or "").startswith(shown)
+    assert str(stopping_figure(to_mapping(decided))).startswith(shown)
     later = worse(Gate("pass", ()), decided)
-    assert " after a further fine-tuning, suite" in (stopping_figure(to_mapping(later)) or "")
+    assert " after a further fine-tuning, suite" in str(stopping_figure(to_mapping(later)))
 
 
 def test_reasons_without_a_figure_name_none() -> None:
@@ -223,6 +261,22 @@ FIGURE = Figure(
     demand="at most 10.0% may",
     prompts=None,
 )
+
+
+def test_an_open_figure_is_shown_by_the_bound_that_hung() -> None:
+    """No attack succeeded, and too few were tried: a share of 0 % would be no reason."""
+    none = replace(FIGURE, hits=0, share=0.0, value=0.0, is_open=True, measure="rise")
+    shown = stopping_figure(to_mapping(make_gate("inconclusive", [none])))
+    assert str(shown) == (
+        "up to 15\N{NO-BREAK SPACE}% attacks, suite “plain”, above the base model's, limit 10\N{NO-BREAK SPACE}%"
+    )
+
+
+def test_a_figure_above_its_limit_is_shown_before_an_open_one() -> None:
+    far = replace(FIGURE, suite="far", is_open=True, value=0.3)
+    for findings in ((far, FIGURE), (FIGURE, far)):
+        shown = stopping_figure(to_mapping(make_gate("fail", findings)))
+        assert str(shown) == "2\N{NO-BREAK SPACE}% attacks, suite “plain”"
 
 
 def test_the_sentence_is_about_the_open_figure_furthest_above_its_limit() -> None:

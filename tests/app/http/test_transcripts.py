@@ -82,6 +82,20 @@ def test_pages_follow_one_another(customer: TestClient, job_with_transcripts: st
     assert [{name: each[name] for name in SAID[0]} for each in found] == SAID
 
 
+def test_where_judges_must_agree_the_votes_of_each_are_shown(
+    service: Service, customer: TestClient, provider: TestClient, job_with_transcripts: str
+) -> None:
+    """A reply whose judges disagree has no score; what each of them said was kept, and in no answer."""
+    disputed = SAID[0] | {"hit": None, "score": None, "note": "no majority: a=4 b=1", "votes": [4, 1]}
+    told = [disputed, SAID[1] | {"votes": [4, None]}, SAID[2]]
+    service.app.state.storage.write(KEY, ["".join(json.dumps(row) + "\n" for row in told).encode()])
+    for client, place in ((customer, JOBS), (provider, "/v1/admin/jobs")):
+        found = client.get(f"{place}/{job_with_transcripts}/transcripts").json()["data"]
+        assert [each["votes"] for each in found] == [[4, 1], [4, None], []], place
+    shape = customer.get("/openapi.json").json()["components"]["schemas"]["Transcript"]["properties"]["votes"]
+    assert {each["type"] for each in shape["items"]["anyOf"]} == {"integer", "null"}
+
+
 @pytest.mark.parametrize(
     ("query", "indices"),
     [({"suite": "benign"}, [5, 6]), ({"hit": True}, [2, 4, 6]), ({"suite": "harmful", "hit": False}, [1, 3])],
