@@ -40,6 +40,7 @@ from spard.models.folder.check import Vocabulary, fault, unknown_id, vocabulary_
 from spard.models.folder.reading import DEQUANTIZED, Finding, quantization_config
 from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer, see_bitsandbytes
+from spard.models.products import widen_products_
 from spard.models.sharding import shard_
 from spard.models.stored_tokenizer import load_tokenizer
 
@@ -165,6 +166,8 @@ def read_base(
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     keep_nf4_layout_(model)
     lay_out_head_inputs_(model)
+    if place.type == "cpu":
+        widen_products_(model)
     if place.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
     digest, of = quantized_digest(plain, quantization), origin(source, commit)
