@@ -3,7 +3,8 @@
 Run `python -m benchmarks.audits [--size 50m | --model FOLDER] [--tokens 128 --device cuda]`. The arms:
 
 - ours: `spard.models.generate.generate`, which audits use;
-- batches of N (`--batches`, 4 and 1 by default): transformers' `generate` with left padding, prompts in given order;
+- batches of N (`--batches`, 4 and 1 by default): transformers' `generate` with left padding, prompts in given order, on
+  a model of its own, as transformers reads it;
 - cuDNN's attention (on a GPU only): ours with PyTorch's cuDNN attention enabled, which `load_base` disables;
 - vLLM (`--vllm PYTHON`, the interpreter of an environment with it, as `make vllm` installs one into
   out/vllm/environment; on a CPU only): its offline engine in float32, with an empty prefix cache.
@@ -28,8 +29,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.embedding import row_text
 from benchmarks.training import SHAPES, write_model, write_rows
@@ -59,7 +62,8 @@ def main() -> None:
         if not asked.model:
             _end_replies(base, asked.seed)
         with ExitStack() as stack:
-            arms = _arms(base, asked.tokens, asked.batches)
+            plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=base.model.dtype)
+            arms = _arms(base, plain.to(base.device).eval(), asked.tokens, asked.batches)
             if asked.vllm:
                 arms["vLLM"] = _by_vllm(
                     base, asked.tokens, stack.enter_context(replies(asked.vllm, model, asked.threads))
@@ -93,7 +97,7 @@ def _measure(
     return found, texts
 
 
-def _arms(base: Base, tokens: int, batches: Sequence[int]) -> dict[str, Arm]:
+def _arms(base: Base, plain: Any, tokens: int, batches: Sequence[int]) -> dict[str, Arm]:
     clock = time.perf_counter if base.device.type == "cuda" else time.process_time
 
     def make_arm(answer: Callable[[list[str]], list[str]]) -> Arm:
@@ -106,7 +110,7 @@ def _arms(base: Base, tokens: int, batches: Sequence[int]) -> dict[str, Arm]:
 
     arms = {"ours": make_arm(lambda prompts: generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM))}
     for size in batches:
-        arms[f"batches of {size}"] = make_arm(partial(_by_transformers, base, tokens=tokens, batch=size))
+        arms[f"batches of {size}"] = make_arm(partial(_by_transformers, base, plain, tokens=tokens, batch=size))
     if base.device.type == "cuda":
         arms["cuDNN's attention"] = make_arm(lambda prompts: _by_cudnn(base, prompts, tokens))
     return arms
@@ -126,7 +130,7 @@ def _by_cudnn(base: Base, prompts: list[str], tokens: int) -> list[str]:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) -> list[str]:
+def _by_transformers(base: Base, plain: Any, prompts: list[str], tokens: int, batch: int) -> list[str]:
     """Reply with transformers' `generate` in batches of `batch` prompts, padded on the left."""
     ends, pad = reply_end_tokens(base.model, base.tokenizer), base.tokenizer.pad_token_id
     rows, replies = as_requests(base.tokenizer, prompts, SYSTEM), list[str]()
@@ -136,7 +140,7 @@ def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) ->
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in part], device=base.device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in part], device=base.device)
         asked = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": sorted(ends), "pad_token_id": pad}
-        found = base.model.generate(input_ids=ids, attention_mask=mask, **asked)[:, width:].tolist()
+        found = plain.generate(input_ids=ids, attention_mask=mask, **asked)[:, width:].tolist()
         found_ids = [row[: next((i for i, token in enumerate(row) if token in ends), len(row))] for row in found]
         replies += [text.strip() for text in base.tokenizer.batch_decode(found_ids)]
     return replies
