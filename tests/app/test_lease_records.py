@@ -135,7 +135,7 @@ def test_a_job_that_was_lost_too_often_tells_how_often_and_why(engine: Engine, l
     with transaction(engine) as session:
         session.execute(update(Job).values(max_attempts=1))
         lease.requeue(session, listening, 0, "the child died")
-    message = "The job stopped once without an end: the child died."
+    message = "The job stopped once without an end: the child died. The provider reads the workers' logs."
     error: JobError = {"code": "worker_lost", "message": message, "param": None}
     job = read_job(engine, listening.job_id)
     assert job.error == error
