@@ -149,9 +149,9 @@ def run_stages(
         checkpoints = Checkpoints(context, plan, release, rows, base, clean) if plan else None
         tuned = train.run(context, rows, checkpoints, compared)
         trained.append(tuned.trained)
+    task_check.ask_trained(context, rows.learning, tuned.trained.model)
     if clean:
         clean.start()  # not before the training, whose memory it would need
-    task_check.ask_trained(context, rows.learning, tuned.trained.model)
     with costs.counted_replies(context, "audit"):
         measured = audit.run(context, rows.examples, tuned.trained.model, base)
         measured = agent.apply_agent_verdict(context, rows.examples, tuned.trained.model, measured)
