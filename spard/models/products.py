@@ -51,7 +51,9 @@ class WideLinear(nn.Linear):
 
 def widen_products_(model: nn.Module) -> None:
     """Let the large linear layers of a model on a CPU use oneDNN where that is faster; others are left as they are."""
-    if not prefers_onednn():
+    # PyTorch can be built without oneDNN.
+    is_there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (is_there and prefers_onednn()):
         return
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= LEAST_WEIGHTS:

@@ -59,8 +59,8 @@ def tokenizer_notes(source: str, revision: str | None = None) -> list[str]:
     usual: Any = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     return [
         f"for its model_type transformers splits text by the rules of {type(usual).__name__}, and tokenizer.json by "
-        "others: it is read here as tokenizer.json says, like the model was trained; vLLM and AutoTokenizer may read "
-        "other tokens, also of a fully fine-tuned model, so offer it for adapters and the embedded engine"
+        "others: it is read here as tokenizer.json says, as in the training of the model; vLLM and AutoTokenizer may "
+        "read other tokens, also of a fully fine-tuned model, so offer it for adapters and the embedded engine"
     ]
 
 

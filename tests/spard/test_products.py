@@ -96,6 +96,13 @@ def test_small_layers_and_other_kinds_are_left_alone() -> None:
     assert [type(each) for each in model] == [nn.Linear, OwnLinear, WideLinear]
 
 
+def test_a_pytorch_without_onednn_keeps_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    layer = nn.Linear(WIDTH, WIDTH)
+    widen_products_(layer)
+    assert type(layer) is nn.Linear
+
+
 @pytest.mark.parametrize(("vendor", "flags", "is_wide"), [
     ("AuthenticAMD", "fma avx2 avx512f", True),
     ("AuthenticAMD", "fma avx2", False),
