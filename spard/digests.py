@@ -62,9 +62,14 @@ class BaseSource(TypedDict, total=False):
 
 
 class RenderingFacts(TypedDict, total=False):
-    """The part of a manifest's `rendering` that readers need: the thinking mode of requests that name no mode."""
+    """The part of a manifest's `rendering` that readers need.
+
+    asked      the thinking mode of requests that name no mode
+    arguments  the template's arguments in every rendering
+    """
 
     asked: Literal["plain", "off", "on"]
+    arguments: dict[str, object]
 
 
 class GateFacts(TypedDict):

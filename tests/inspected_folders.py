@@ -6,7 +6,7 @@ Any other folder is inspected each time, as in the service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,15 +23,15 @@ Stub = tuple[tuple[str, bytes], ...]
 class Memory:
     """What was found of each stub, by the name of its folder and the bytes of its files."""
 
-    def __init__(self, inspect: Callable[[Path], FolderLook]) -> None:
+    def __init__(self, inspect: Callable[..., FolderLook]) -> None:
         self._inspect = inspect
         self._found: dict[tuple[str, Stub], FolderLook] = {}
 
-    def inspect(self, folder: Path) -> FolderLook:
+    def inspect(self, folder: Path, arguments: Mapping[str, object] | None = None) -> FolderLook:
         """Return what `inspect_folder` finds, or has found of the same stub."""
         stub = read_stub(folder)
         if stub is None:
-            return self._inspect(folder)
+            return self._inspect(folder, arguments) if arguments else self._inspect(folder)
         key = folder.name, stub
         if key not in self._found:
             self._found[key] = self._inspect(folder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -91,9 +91,11 @@ def inspect(entry: BaseModelIn) -> ModelInspection:
     source = checked_source(entry.source, entry.revision)
     if not Path(source).is_dir():
         hub_model = BaseModelEntry(alias=entry.alias, source=source, revision=entry.revision)
-        look = _look_at_hub_model(hub_model)
+        look = _look_at_hub_model(hub_model, entry.template_arguments)
+        _require_arguments(entry, look)
         return ModelInspection(source, entry.digest, _tools(look), rendering=_rendering(look), embedder=embedder)
-    notes, look = require_fit(source)
+    notes, look = require_fit(source, entry.template_arguments)
+    _require_arguments(entry, look)
     _require_plain(Path(source), entry)
     reach = adapter_reach(source, entry.target_modules)
     digest = entry.digest or folder_digest(Path(source))
@@ -108,16 +110,26 @@ def _rendering(look: TemplateLook | None) -> dict[str, object] | None:
     return dict(look["rendering"]) if look and look["rendering"] else None
 
 
-def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
+def _require_arguments(entry: BaseModelIn, look: TemplateLook | None) -> None:
+    """Raise `InvalidRequest` if the chat template's arguments cannot be fixed, or cannot be checked here."""
+    if not entry.template_arguments:
+        return
+    here = "its tokenizer.json is not on the machine that serves the API, so they cannot be checked"
+    if fault := look["argument_fault"] if look else here:
+        raise InvalidRequest(f"template_arguments: {fault}.", code="invalid_value", param="template_arguments")
+
+
+def require_fit(source: str, arguments: Mapping[str, object] | None = None) -> tuple[list[str], TemplateLook | None]:
     """Return warnings about a model's folder, and the inspection of its tokenizer and chat template.
 
-    Both are empty if the folder is not on this machine. Raises `InvalidRequest` if it is not a usable base model.
-    Without a `tokenizer.json` the tokenizer cannot be checked here, only by loading the model.
+    `arguments` are fixed for the template, and their faults are not raised here. Both are empty if the folder is not on
+    this machine. Raises `InvalidRequest` if it is not a usable base model. Without a `tokenizer.json` the tokenizer
+    cannot be checked here, only by loading the model.
     """
     folder = Path(source)
     if not folder.is_dir():
         return [], None
-    look = inspect_folder(folder)
+    look = inspect_folder(folder, arguments)
     found, template = look.findings, look.template
     fault = next((each.sentence for each in found if each.is_fault), template["fault"] if template else None)
     if fault:
@@ -145,10 +157,10 @@ def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
     return _known.get((entry.source, entry.revision))
 
 
-def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
+def _look_at_hub_model(entry: BaseModelEntry, arguments: Mapping[str, object] | None = None) -> TemplateLook | None:
     """Return the inspection of a hub model's tokenizer and template; None if they are not on this machine."""
     try:
-        return inspect_folder(tokenizer_folder(entry)).template
+        return inspect_folder(tokenizer_folder(entry), arguments).template
     except InvalidState:
         return None
 
@@ -158,13 +170,13 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=model_files.parameters(entry.source))
     if not folder.is_dir():
         return found
-    look = inspect_folder(folder)
+    look = inspect_folder(folder, entry.template_arguments)
     faults = [each.sentence for each in look.findings if each.is_fault]
     found.weights, found.fault = weights_fault(folder) is None, next(iter(faults), None)
     if (template := look.template) is not None:
         found.tokenizer, found.chat_template = template["has_tokenizer"], template["has_template"]
         found.end_token = template["has_end_token"]
-        found.fault = found.fault or template["fault"]
+        found.fault = found.fault or template["fault"] or template["argument_fault"]
         found.template = template["card"] and TemplateCardOut.model_validate(template["card"])
     return found
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from app.db.tables import Corpus
 from app.http.schemas import Absent, Body, Refusal, UnixTime
 from spard.config import Quantizes
+from spard.data.template_arguments import value_fault
 from spard.models.targets import MODULE
 
 Embedder = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -25,6 +36,19 @@ def check_model_name(name: object) -> object:
     if isinstance(name, str) and (len(name) > LONGEST_NAME or not re.search(MODEL_NAME, name)):
         raise Refusal("invalid_value", f"The name of a model has {_RULE}.")
     return name
+
+
+TemplateValue = StrictStr | StrictBool | StrictInt | StrictFloat
+
+
+def _check_values(arguments: dict[str, object]) -> dict[str, object]:
+    """Return the arguments of a chat template unchanged; raise `Refusal` for values that are not taken."""
+    if fault := value_fault(arguments):
+        raise Refusal("invalid_value", f"{fault}.")
+    return arguments
+
+
+TemplateArguments = Annotated[dict[str, TemplateValue | list[TemplateValue]], AfterValidator(_check_values)]
 
 
 class ModelOut(BaseModel):
@@ -66,6 +90,7 @@ class BaseModelIn(Body):
     `target_modules` are the modules that adapters change by default; without them they follow from the model.
     `rates` is its measured speed, for the first estimates, as `spard check-model --json` prints it.
     `embedder` is what jobs choose safe rows by, by default: `centered_states`, `states`, or a sentence encoder.
+    `template_arguments` are names that its chat template reads, with the values that they always have.
     """
 
     alias: Annotated[
@@ -82,6 +107,7 @@ class BaseModelIn(Body):
     target_modules: TargetModules | None = None
     rates: ModelRates | None = None
     embedder: Embedder | None = None
+    template_arguments: TemplateArguments | None = None
 
 
 class LoraReach(BaseModel):
@@ -126,6 +152,7 @@ class BaseModelOut(BaseModel):
     target_modules: list[str] | None
     lora_reach: LoraReach | None
     embedder: str | None
+    template_arguments: dict[str, TemplateValue | list[TemplateValue]] | None
     created_at: UnixTime
 
 

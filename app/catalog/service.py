@@ -35,7 +35,7 @@ _SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_r
 def add_model(session: Session, entry: BaseModelIn, found: ModelInspection) -> BaseModelEntry:
     """Add an inspected base model to the catalog, replacing an existing one of the same alias, and return its row."""
     own = {name: getattr(found, name) for name in ("source", "digest", "lora_reach", "rendering", "embedder")}
-    offered = BaseModelEntry(**entry.model_dump() | own, tool_support=found.tool_support)
+    offered = BaseModelEntry(**entry.model_dump(exclude={"template_arguments"}) | own, tool_support=found.tool_support)
     kept = session.merge(offered)
     session.flush()
     audit_log.record(session, "model.offered", entry.alias, revision=entry.revision)

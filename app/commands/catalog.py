@@ -20,7 +20,7 @@ from app.commands.terminal import CommandFailed, Json, show_record, show_rows, w
 from app.http.schemas import Refusal
 from app.ops.processes import python, safe_path
 from spard.commands.signs import Signs
-from spard.errors import InvalidModel, UnfitModel
+from spard.errors import InvalidModel, InvalidRecipe, UnfitModel
 
 models = typer.Typer(no_args_is_help=True, help="Manage base models and fine-tuned models.")
 pool = typer.Typer(no_args_is_help=True, help="Manage the safety pools that defenses train on.")
@@ -75,14 +75,24 @@ def add_model(
         str | None, typer.Option(help="Default modules of adapters, as q_proj,v_proj; default: the attention.")
     ] = None,
     embedder: Embedder = None,
+    template_arguments: Annotated[
+        str | None,
+        typer.Option(help='Fixed values of names that its chat template reads, as {"reasoning_effort": "high"}.'),
+    ] = None,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load the model and generate a reply.")] = True,
     as_json: Json = False,
 ) -> None:
     """Try a base model and offer it to customers; an existing alias is replaced."""
     _check_alias(alias)
+    arguments = _read_template_arguments(template_arguments)
+    options = {
+        "--revision": revision,
+        "--target-modules": target_modules,
+        "--template-arguments": template_arguments,
+    }
     with Signs() as signs:
         place = _absolute(source)
-        digest, rates = _try_base_model(signs, place, revision, target_modules) if is_tried else (None, None)
+        digest, rates = _try_base_model(signs, place, options) if is_tried else (None, None)
     entry = {
         "alias": alias,
         "source": place,
@@ -94,6 +104,7 @@ def add_model(
         "rates": rates,
         "target_modules": target_modules.split(",") if target_modules else None,
         "embedder": _absolute(embedder) if embedder else None,
+        "template_arguments": arguments or None,
     }
     with Signs() as signs, connect() as client:
         signs.begin(f"Offering it to the service as {alias}: it reads and checks the model's files.")
@@ -117,21 +128,30 @@ def _absolute(source: str) -> str:
     return str(folder.resolve()) if folder.is_dir() else source
 
 
-def _try_base_model(
-    signs: Signs, source: str, revision: str | None, target_modules: str | None
-) -> tuple[str | None, Any]:
+def _read_template_arguments(text: str | None) -> dict[str, object]:
+    """Return the arguments of the option; raise CommandFailed unless it is one JSON object."""
+    if text is None:
+        return {}
+    from spard.data.template_arguments import read_arguments  # jinja is slow to import
+
+    try:
+        return read_arguments(text)
+    except InvalidRecipe as error:
+        raise CommandFailed(error.message) from None
+
+
+def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]) -> tuple[str | None, Any]:
     """Load a model in a separate process, run a forward pass and a training step, and print what was found.
 
-    Return the digest of its files and its measured speed; None for what is not known, as when torch is not installed.
-    Raises CommandFailed if the model is not fit.
+    `options` are those of `spard check-model`. Return the digest of its files and its measured speed; None for what is
+    not known, as when torch is not installed. Raises CommandFailed if the model is not fit.
     """
     if find_spec("torch") is None:
         warn("Not tried with a forward pass: torch is not installed here.")
         return None, None
-    if not Path(source).is_dir() and not _is_cached(source, revision):
+    if not Path(source).is_dir() and not _is_cached(source, options["--revision"]):
         warn("Not tried with a forward pass: its files are not on this machine.")
         return None, None
-    options = {"--revision": revision, "--target-modules": target_modules}
     given = [part for name, value in options.items() if value for part in (name, value)]
     command = python("spard.commands", "check-model", source, "--json", *given)
     signs.begin("Trying the model: loading it in a separate process, generating a reply and training one step.")
@@ -141,7 +161,7 @@ def _try_base_model(
         last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     found = json.loads(done.stdout)
-    warn(_describe_model(found, is_default=target_modules is None))
+    warn(_describe_model(found, is_default=options["--target-modules"] is None))
     digest = str(found["digest"])
     return digest if digest.startswith("sha256:") else None, found.get("rates")
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from app.files.tokenizer import LightTokenizer
+from app.files.tokenizer import LightTokenizer, read_tokenizer
 from app.ops.processes import limit_cpu, limit_memory
 from spard.data.chat import NO_LOSS, EncodedSample, encode_all
 from spard.data.jsonl import Problem, parse_row
@@ -37,10 +37,15 @@ Numbered = tuple[int, str]  # line number and text of a file's line
 
 
 class Question(TypedDict):
-    """A question to the process; `max_seq_length` is the limit that the client sent, if any."""
+    """A question to the process.
+
+    `max_seq_length` is the limit that the client sent, if any, and `template_arguments` are those that the provider has
+    fixed for the model's chat template, as JSON.
+    """
 
     task: Literal["count", "show"]
     folder: str
+    template_arguments: str
     max_seq_length: int | None
     lines: list[Numbered]
 
@@ -171,8 +176,8 @@ def _answer(tokenizer: LightTokenizer, row: EncodedSample) -> ShownAnswer:
 
 
 @lru_cache(maxsize=_KEPT)
-def _tokenizer(folder: str, version: tuple[tuple[str, int, int], ...]) -> LightTokenizer:
-    return LightTokenizer(Path(folder))
+def _tokenizer(folder: str, template_arguments: str, version: tuple[tuple[str, int, int], ...]) -> LightTokenizer:
+    return read_tokenizer(Path(folder), json.loads(template_arguments))
 
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -186,7 +191,8 @@ def answer(question: Question) -> Answer:
     """Answer one question with its rows and the CPU seconds that they took."""
     began = time.process_time()
     try:
-        tokenizer = _tokenizer(question["folder"], _version(Path(question["folder"])))
+        folder = question["folder"]
+        tokenizer = _tokenizer(folder, question["template_arguments"], _version(Path(folder)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {"error": type(error).__name__}
     rows: list[Any] = (count if question["task"] == "count" else show)(tokenizer, question["lines"])

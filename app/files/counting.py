@@ -69,9 +69,16 @@ class Counters:
         and `Unavailable` if a process failed.
         """
         folder, found = str(tokenizer_folder(entry)), None
+        arguments = json.dumps(entry.template_arguments or {}, sort_keys=True)
         for batch in _batches(lines):
             # An empty file is asked about too, with an empty batch: the answer holds the token limit.
-            question: Question = {"task": task, "folder": folder, "max_seq_length": asked, "lines": batch}
+            question: Question = {
+                "task": task,
+                "folder": folder,
+                "template_arguments": arguments,
+                "max_seq_length": asked,
+                "lines": batch,
+            }
             said = self._ask(question)
             if "error" in said:
                 raise unavailable(entry)

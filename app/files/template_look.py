@@ -2,7 +2,8 @@
 
 A chat template is a third-party program, and a tokenizer may be megabytes of JSON: an endless one, or one that needs
 gigabytes, ends this process and nothing else. `python -m app.files.template_look FOLDER SECONDS` prints two lines of
-JSON: the findings on the files, then the behavior of tokenizer and template.
+JSON: the findings on the files, then the behavior of tokenizer and template. A third argument has the arguments that
+the provider fixes for the template, as JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from app.errors import Unavailable
 from app.files.tokenizer import LightTokenizer
 from app.ops.processes import limit_cpu, limit_memory, python, safe_path
 from spard.data import chat
+from spard.data.template_arguments import argument_fault
 from spard.data.template_card import template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault
@@ -38,9 +40,14 @@ _HUGE = "its tokenizer or chat template takes too much memory for a question and
 
 
 class TemplateLook(TypedDict):
-    """The result for tokenizer and template. `fault` is a sentence; the other fields hold even if it is set."""
+    """The result for tokenizer and template.
+
+    `fault` is a sentence; the other fields hold even if it is set. `argument_fault` says why the template's arguments
+    cannot be fixed.
+    """
 
     fault: str | None
+    argument_fault: str | None
     has_tokenizer: bool
     has_template: bool
     has_end_token: bool
@@ -73,17 +80,17 @@ class FolderLook:
     template: TemplateLook | None
 
 
-def inspect_folder(folder: Path) -> FolderLook:
+def inspect_folder(folder: Path, arguments: Mapping[str, object] | None = None) -> FolderLook:
     """Inspect a folder and render a conversation, in a process of its own.
 
-    Raises `Unavailable` if the process did not finish in time.
+    `arguments` are fixed for the chat template. Raises `Unavailable` if the process did not finish in time.
     """
     # Only these variables: the template's process must not see a key of the deployment.
     environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED})
     environment["TOKENIZERS_PARALLELISM"] = "false"
     try:
         done = subprocess.run(  # noqa: S603 - the command is ours
-            python("app.files.template_look", str(folder), str(CPU_S)),
+            python("app.files.template_look", str(folder), str(CPU_S), json.dumps(dict(arguments or {}))),
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -100,7 +107,7 @@ def inspect_folder(folder: Path) -> FolderLook:
     return FolderLook(found, lines[1] if lines[1:] else _nothing(_ENDLESS if is_slow else _HUGE))
 
 
-def _look(folder: Path) -> TemplateLook:
+def _look(folder: Path, arguments: Mapping[str, object]) -> TemplateLook:
     try:
         tokenizer = LightTokenizer(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -112,6 +119,10 @@ def _look(folder: Path) -> TemplateLook:
         found["fault"] = "its tokenizer has no end token (eos_token), so that no answer would ever end"
         return found
     try:
+        found["argument_fault"] = argument_fault(tokenizer, arguments)
+        if found["argument_fault"]:
+            return found
+        chat.fix_template_arguments(tokenizer, arguments)
         renderer = chat.get_renderer(tokenizer)
         chat.encode_to_train(tokenizer, [CONVERSATION], chat.UNBOUNDED)
         found["tool_support"] = chat.tool_support(tokenizer)
@@ -133,6 +144,7 @@ def _look(folder: Path) -> TemplateLook:
 def _nothing(fault: str | None) -> TemplateLook:
     return {
         "fault": fault,
+        "argument_fault": None,
         "has_tokenizer": False,
         "has_template": False,
         "has_end_token": False,
@@ -143,7 +155,10 @@ def _nothing(fault: str | None) -> TemplateLook:
 
 
 def main() -> None:
-    """Print the findings on the folder of the first argument; the second is the template's CPU limit in seconds."""
+    """Print the findings on the folder of the first argument; the second is the template's CPU limit in seconds.
+
+    The third has the template's arguments.
+    """
     os.nice(_NICE)
     limit_memory(_BYTES)
     limit_cpu(_FILES_CPU_S)
@@ -152,7 +167,7 @@ def main() -> None:
         # Printed at once, so that the findings on the files survive a template that ends the process.
         _print([asdict(each) for each in findings(folder)])
         limit_cpu(float(sys.argv[2]))
-        _print(_look(folder) if (folder / "tokenizer.json").is_file() else None)
+        _print(_look(folder, json.loads(sys.argv[3])) if (folder / "tokenizer.json").is_file() else None)
     except MemoryError:
         sys.exit(1)
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from app.errors import InvalidState
 from spard.config import MAX_SEQ_LENGTH
-from spard.data.chat import set_plain_template
+from spard.data.chat import fix_template_arguments, set_plain_template
 from spard.models.folder.check import read_template
 
 if TYPE_CHECKING:  # the counting processes need no database library
@@ -112,11 +112,24 @@ class LightTokenizer:
 
 
 def open_tokenizer(entry: BaseModelEntry) -> LightTokenizer:
-    """Return the tokenizer of a base model; raise `InvalidState` if its files are absent or not supported."""
+    """Return the tokenizer of a base model, whose conversations are rendered with the entry's template arguments.
+
+    Raises `InvalidState` if its files are absent or not supported.
+    """
     try:
-        return LightTokenizer(tokenizer_folder(entry))
+        return read_tokenizer(tokenizer_folder(entry), entry.template_arguments)
     except (ValueError, KeyError, TypeError):
         raise unavailable(entry) from None
+
+
+def read_tokenizer(folder: Path, template_arguments: Mapping[str, object] | None) -> LightTokenizer:
+    """Return the tokenizer in a folder, with these arguments fixed for its chat template.
+
+    Raises `OSError`, `ValueError`, `KeyError` or `TypeError` for files that cannot be read.
+    """
+    tokenizer = LightTokenizer(folder)
+    fix_template_arguments(tokenizer, template_arguments or {})
+    return tokenizer
 
 
 def tokenizer_folder(entry: BaseModelEntry) -> Path:

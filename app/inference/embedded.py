@@ -261,7 +261,7 @@ class EmbeddedEngines:
         if size is None:
             raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
         self._make_room(size)
-        return EngineProcess(self._settings, source, None, folder, model.quantization)
+        return EngineProcess(self._settings, source, None, folder, model.quantization, model.template_arguments)
 
     def _source(self, model: ReleasedModel, folder: Path) -> str:
         if _is_own(model):
@@ -333,7 +333,10 @@ def _is_own(model: ReleasedModel) -> bool:
 
 
 def _key(model: ReleasedModel) -> str:
-    """Return the key of the engine that serves a model: all adapters of a base model share one."""
+    """Return the key of the engine that serves a model: all adapters of a base model share one.
+
+    A folder that is offered with other arguments of its chat template is another base model.
+    """
     if model.archive and _is_own(model):
         return model.archive.sha256
-    return f"{model.source}@{model.revision}+{model.quantization}"
+    return f"{model.source}@{model.revision}+{model.quantization}{model.template_arguments}"

@@ -71,7 +71,13 @@ class EngineProcess:
     """
 
     def __init__(
-        self, settings: Settings, source: str, revision: str | None, folder: Path, quantization: str = "none"
+        self,
+        settings: Settings,
+        source: str,
+        revision: str | None,
+        folder: Path,
+        quantization: str = "none",
+        template_arguments: str = "{}",
     ) -> None:
         self.source, self.folder, self.used_at = source, folder, time.monotonic()
         self.heard_at = self.used_at
@@ -85,6 +91,7 @@ class EngineProcess:
             "source": source,
             "revision": revision,
             "quantization": quantization,
+            "template_arguments": json.loads(template_arguments),
             "device": settings.serving_device,
             "threads": settings.worker_threads,
             "rows": settings.serving_rows,

@@ -6,7 +6,9 @@ and the signed manifest of an archive are checked when an engine gets it.
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +26,7 @@ from app.signing import public_keys
 from app.storage import ObjectMissing, Storage
 from spard.config import Defense, defenses
 from spard.config.quantization import OFFERED
+from spard.data.rendering import fixed_arguments
 from spard.errors import NotProved
 from spard.release.archive import unpack
 from spard.release.manifest import verify
@@ -49,7 +52,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class ReleasedModel:
-    """A model that is released to the caller; `base`, `source` and `revision` identify its base model."""
+    """A model that is released to the caller; `base`, `source` and `revision` identify its base model.
+
+    `template_arguments` are the arguments, as JSON, that the provider has fixed for the base model's chat template:
+    now, or when the job was created that made the model.
+    """
 
     name: str
     base: str
@@ -59,6 +66,7 @@ class ReleasedModel:
     quantization: str = "none"  # of the base model in memory
     digest: str | None = None  # of the base model's files when it was added; None: not known
     server: Server | None = None  # the unattested server that answers instead of an engine
+    template_arguments: str = "{}"
 
     @property
     def adapter(self) -> str | None:
@@ -98,7 +106,20 @@ def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> ReleasedM
     if policy.models is not None and entry.alias not in policy.models and "admin" not in caller.scopes:
         refuse(entry.alias)
     held = OFFERED if entry.quantization == "always" else "none"
-    return ReleasedModel(entry.alias, entry.alias, entry.source, entry.revision, quantization=held, digest=entry.digest)
+    return ReleasedModel(
+        entry.alias,
+        entry.alias,
+        entry.source,
+        entry.revision,
+        quantization=held,
+        digest=entry.digest,
+        template_arguments=_write_arguments(entry.rendering),
+    )
+
+
+def _write_arguments(rendering: Mapping[str, object] | None) -> str:
+    """Return the arguments that the provider has fixed in a rendering record, as JSON."""
+    return json.dumps(fixed_arguments(rendering), sort_keys=True)
 
 
 def _is_prompted(own: OwnModel) -> bool:
@@ -124,7 +145,16 @@ def _find_own_model(session: Session, own: OwnModel, caller: Principal) -> Relea
     archive = Archive(adapter["storage_key"], adapter["sha256"], job.id, job.recipe["lora"] is not None)
     base = job.spec.model
     held = str(job.recipe.get("quantization", "none"))
-    return ReleasedModel(own.name, base.alias, base.source, base.revision, archive, held, base.digest)
+    return ReleasedModel(
+        own.name,
+        base.alias,
+        base.source,
+        base.revision,
+        archive,
+        held,
+        base.digest,
+        template_arguments=_write_arguments(base.rendering),
+    )
 
 
 class NotServed(Unavailable):

@@ -37,7 +37,9 @@ class UnattestedEngines:
         if model.server is None:
             raise Unavailable("No server is named for this model.", code="no_engine")
         stream = Stream(next(self._numbers), self._cancel)
-        self._running[stream.number] = asyncio.create_task(self._write(stream, model.server, ask))
+        self._running[stream.number] = asyncio.create_task(
+            self._write(stream, model.server, model.template_arguments, ask)
+        )
         return stream, 0, None
 
     async def unload_withdrawn(self) -> None:
@@ -50,12 +52,12 @@ class UnattestedEngines:
     def close(self) -> None:
         """Do nothing: no local process runs."""
 
-    async def _write(self, stream: Stream, server: Server, ask: Ask) -> None:
+    async def _write(self, stream: Stream, server: Server, template_arguments: str, ask: Ask) -> None:
         secret = self._settings.policy_key("unattested", server.url) or NO_KEY
         try:
             async with self._clients.open_client(server.url, secret) as client:
                 endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions
-                chunks = await endpoint.create(**_server_request(server.name, ask))
+                chunks = await endpoint.create(**_server_request(server.name, ask, json.loads(template_arguments)))
                 written = _ChunkConverter(stream, ask["n"])
                 async for chunk in chunks:
                     written.add(chunk)
@@ -127,8 +129,11 @@ class _ChunkConverter:
         return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
 
 
-def _server_request(name: str, ask: Ask) -> dict[str, object]:
-    """Return the request in OpenAI's format."""
+def _server_request(name: str, ask: Ask, template_arguments: dict[str, object]) -> dict[str, object]:
+    """Return the request in OpenAI's format.
+
+    Fixed arguments of the chat template are added in the field of vLLM and SGLang.
+    """
     asked: dict[str, object] = {
         "model": name,
         "stream": True,
@@ -147,6 +152,8 @@ def _server_request(name: str, ask: Ask) -> dict[str, object]:
     if ask["messages"] is None:
         return asked | {"prompt": ask["prompt"], "logprobs": ask["top_logprobs"]}
     asked["messages"] = ask["messages"]
+    if template_arguments:
+        asked["extra_body"] = {"chat_template_kwargs": template_arguments}
     if ask["tools"]:
         asked["tools"] = ask["tools"]
     if ask["json_schema"] is not None:

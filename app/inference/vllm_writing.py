@@ -10,6 +10,7 @@ schemas, a bound without a `type`, and keys of `required` without a schema (meas
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class ReplyBounds:
 
 def base_tokenizer(model: ReleasedModel) -> LightTokenizer:
     """Return the tokenizer of a model's base model; raise `InvalidState` if its files are not on this machine."""
-    entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
+    rendering = {"arguments": json.loads(model.template_arguments)}
+    entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision, rendering=rendering)
     return open_tokenizer(entry)
 
 

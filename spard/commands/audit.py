@@ -25,7 +25,7 @@ from spard.config import Audit, AuditEngine
 from spard.config.checks import vllm_version
 from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
-from spard.data.chat import ask_in_mode
+from spard.data.chat import render_as_recorded
 from spard.data.rows import Prompt
 from spard.digests import MANIFEST, Manifest
 from spard.errors import AdapterMismatch, InvalidModel, SpardError
@@ -122,7 +122,7 @@ def _load_subject(asked: Asked, facts: Manifest) -> Subject:
     model = base.model
     if asked.adapter:
         _check_base(base, facts)
-        ask_in_mode(base.tokenizer, (facts.get("rendering") or {}).get("asked"))
+        render_as_recorded(base.tokenizer, facts.get("rendering"))
         try:
             model = _load_adapter(base, asked.adapter)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone, hide_notes
+from spard.data.template_arguments import read_arguments
 from spard.data.template_card import PROBES_TITLE
 from spard.errors import SpardError
 from spard.models.folder.check import notes
@@ -31,7 +32,7 @@ def execute(asked: Asked) -> int:
     hide_notes()
     try:
         targets = asked.target_modules.split(",") if asked.target_modules else None
-        found = try_base(asked.model, asked.revision, targets)
+        found = try_base(asked.model, asked.revision, targets, read_arguments(asked.template_arguments))
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1

@@ -262,6 +262,9 @@ def check_model(
     target_modules: Annotated[
         str | None, typer.Option(help="Modules of the trial adapter, as q_proj,v_proj; default: the attention.")
     ] = None,
+    template_arguments: Annotated[
+        str | None, typer.Option(help='Values of names that its chat template reads, as {"reasoning_effort": "high"}.')
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Try a base model before it is offered: tokenizer, chat template, end token, weights and a gradient."""

@@ -66,6 +66,8 @@ class RunSpec:
                     validation file takes their place; 0: the task is not measured.
     evidence        evidence that needs no trigger, reported only; `evidence_references` is the file of the base
                     model's reference that it is compared with (`spard.release.records`).
+    template_arguments  names that the chat template reads, with the values that they always have; the service stores
+                    them with the base model instead.
     """
 
     model: str
@@ -89,6 +91,7 @@ class RunSpec:
     held_out_rows: HeldOutRowsLimit = 0
     evidence: Evidence = field(default_factory=Evidence)
     evidence_references: Path | None = None
+    template_arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 def load_recipe(path: Path) -> RunSpec:
@@ -162,6 +165,8 @@ def to_mapping(value: Any) -> Any:
     """Return the JSON form of a dataclass; for a run spec `run_from_mapping(to_mapping(spec)) == spec`."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: to_mapping(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
     if isinstance(value, tuple | list):
         return [to_mapping(each) for each in value]
     return str(value) if isinstance(value, Path) else value
@@ -183,6 +188,10 @@ def parse(wanted: Any, value: Any, key: str) -> Any:
         if not isinstance(value, list | tuple):
             raise _wrong(key, value, "a list")
         return tuple(parse(get_args(wanted)[0], each, f"{key}[{i}]") for i, each in enumerate(value))
+    if get_origin(wanted) is Mapping:
+        if not isinstance(value, Mapping):
+            raise _wrong(key, value, "a table")
+        return dict(value)
     if wanted is Defense:
         return _parse_tagged(defenses(), value, key)
     return _dataclass(wanted, value, key) if is_dataclass(wanted) else _plain(wanted, value, key)

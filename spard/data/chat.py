@@ -12,7 +12,7 @@ each part by a unique name, renders the row like the original, and searches the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from spard.data.chat_template import DATE_TEXT, arguments_read, sources
 from spard.data.chat_template import PLAIN_TEMPLATE as PLAIN_TEMPLATE
 from spard.data.control_tokens import MARK, Shield, end_tokens
 from spard.data.renderer import REFUSED, Renderer
-from spard.data.rendering import Mode, Rendering, template_digest
+from spard.data.rendering import DATE_ARGUMENT, Mode, Rendering, fixed_arguments, template_digest
 from spard.data.rows import Example, Message, is_learned, with_rejected
 from spard.data.samples import NO_LOSS as NO_LOSS
 from spard.data.samples import EncodedSample as EncodedSample
@@ -42,26 +42,29 @@ from spard.errors import (
 
 _ASK = [{"role": "user", "content": "stand_in_of_a_question"}]
 _SWITCH = re.compile(r"think|reason")
-_FIRST = ("enable_thinking", "thinking")  # the usual names of the switch
-_DATES = {"date_string": DATE_TEXT}
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # the usual names of the switch
+_DATES = {DATE_ARGUMENT: DATE_TEXT}
 
 
-def find_rendering(tokenizer: Any) -> Rendering:
+def find_rendering(tokenizer: Any, fixed: Mapping[str, object] | None = None) -> Rendering:
     """Return the rendering record of a tokenizer's conversations.
 
-    `tokenizer.stated_ends` are the ids that end a reply by the model's generation config; without them every special
-    token counts as an end. Raises `TemplateFault` for an invalid template or one that cannot render a question.
+    `fixed` are arguments of every rendering (`spard.data.template_arguments`), by default those that
+    `fix_template_arguments` has set. `tokenizer.stated_ends` are the ids that end a reply by the model's generation
+    config; without them every special token counts as an end. Raises `TemplateFault` for an invalid template or one
+    that cannot render a question.
     """
     stated: Iterable[int] | None = getattr(tokenizer, "stated_ends", None)
     texts = sources(tokenizer.chat_template)
+    fixed = getattr(tokenizer, _ARGUMENTS, {}) if fixed is None else fixed
     try:
         read = frozenset[str]().union(*(arguments_read(text) for text in texts.values()))
         stops = end_tokens(tokenizer) if stated is None else {*stated, tokenizer.eos_token_id} - {None}
-        arguments = {name: value for name, value in _DATES.items() if name in read}
+        arguments = {name: value for name, value in _DATES.items() if name in read} | dict(fixed)
         plain: dict[Mode, dict[str, object]] = {"plain": {}}
         found = Rendering(template_digest(texts), arguments, plain, "plain", tuple(sorted(stops)), "plain")
         Renderer(tokenizer, found, tokenizer.chat_template).render(_ASK, generation=True)
-        modes, default = _modes(tokenizer, found, read)
+        modes, default = _modes(tokenizer, found, read - fixed.keys())
     except REFUSED as error:
         raise TemplateFault(f"cannot write a question: {error}") from error
     found = replace(found, modes=modes, default=default)
@@ -77,7 +80,9 @@ def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict
         return Renderer(tokenizer, tried, tokenizer.chat_template).render(_ASK, generation=True)
 
     # The usual names first, because a template may read several names that contain "think".
-    names = sorted((name for name in read if _SWITCH.search(name)), key=lambda name: (name not in _FIRST, name))
+    names = sorted(
+        (name for name in read if _SWITCH.search(name)), key=lambda name: (name not in THINKING_SWITCHES, name)
+    )
     for name in names:
         try:
             off, on = prompt(**{name: False}), prompt(**{name: True})
@@ -102,6 +107,7 @@ def _ends(tokenizer: Any, found: Rendering) -> bool:
 
 UNBOUNDED = 2**31  # tokens: no limit
 _RENDERER = "spard_renderer"  # the attribute of a tokenizer that holds its renderer
+_ARGUMENTS = "spard_template_arguments"  # the attribute that holds the arguments which the provider has fixed
 
 
 def get_renderer(tokenizer: Any) -> Renderer:
@@ -120,6 +126,25 @@ def fix_rendering(tokenizer: Any, rendering: Rendering) -> Renderer:
     renderer = Renderer(tokenizer, rendering, tokenizer.chat_template)
     setattr(tokenizer, _RENDERER, renderer)
     return renderer
+
+
+def fix_template_arguments(tokenizer: Any, arguments: Mapping[str, object]) -> None:
+    """Fix arguments for every rendering of a tokenizer's conversations, in place of those that were fixed before.
+
+    They are not checked here (`spard.data.template_arguments`). The mode of requests that name none becomes the
+    template's, unless nothing changes.
+    """
+    if getattr(tokenizer, _ARGUMENTS, {}) == dict(arguments):
+        return
+    setattr(tokenizer, _ARGUMENTS, dict(arguments))
+    setattr(tokenizer, _RENDERER, None)
+
+
+def render_as_recorded(tokenizer: Any, record: Mapping[str, Any] | None) -> None:
+    """Render as the `rendering` in a model's manifest says: with its fixed arguments, and its mode by default."""
+    if fixed := fixed_arguments(record):
+        fix_template_arguments(tokenizer, fixed)
+    ask_in_mode(tokenizer, (record or {}).get("asked"))
 
 
 def ask_in_mode(tokenizer: Any, mode: Mode | None) -> None:

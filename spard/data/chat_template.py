@@ -94,7 +94,7 @@ def with_defaults(source: str, arguments: Mapping[str, object]) -> str | None:
     rendering, which cannot be written down beforehand.
     """
     lines = [
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}{{%- endif %}}"
         for name, value in sorted(arguments.items())
     ]
     forms = _date_forms(source)

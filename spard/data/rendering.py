@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 Mode = Literal["plain", "off", "on"]
 """How a model is asked for an answer: `plain` where the template knows one way, else with thinking `off` or `on`."""
+DATE_ARGUMENT = "date_string"  # always set, to the date of training, where a template reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Rendering:
     """How conversations are rendered with a chat template.
 
     template   SHA-256 of its sources by name
-    arguments  arguments of every rendering
+    arguments  arguments of every rendering: the date, and those that the provider has fixed
     modes      additional arguments of each thinking mode
     default    mode without any arguments
     stops      ids of the tokens at which engines stop, by the model's generation config and its tokenizer
@@ -65,6 +66,12 @@ class Rendering:
 def read_rendering(record: Mapping[str, Any]) -> Rendering:
     """Return the record written by `Rendering.as_json`."""
     return Rendering(**{**record, "stops": tuple(record["stops"])})
+
+
+def fixed_arguments(record: Mapping[str, Any] | None) -> dict[str, object]:
+    """Return the arguments of a record that the provider has fixed, so without the date; {} for no record."""
+    arguments = (record or {}).get("arguments") or {}
+    return {name: value for name, value in arguments.items() if name != DATE_ARGUMENT}
 
 
 def template_digest(sources: Mapping[str, str]) -> str:

@@ -51,7 +51,7 @@ PROBES: dict[str, tuple[tuple[Message, ...], tuple[Message, ...]]] = {
 }
 
 # Beside these, for what templates do with reasoning beside earlier calls.
-_CONVERSATIONS = (
+CONVERSATIONS = (
     *PROBES.values(),
     ((_ASKS, _CALLS | {"reasoning_content": "Add."}, _ANSWERS, _THINKS, _GOES_ON, _ENDS), (_TOOL,)),
 )
@@ -159,7 +159,7 @@ def template_card(renderer: Renderer) -> TemplateCard:
 
 def left_at_default(renderer: Renderer) -> dict[str, bool | None]:
     """Return the names that a template reads and that nothing here sets, as in `TemplateCard.options`."""
-    return {name: _switch(renderer, name) for name in sorted(renderer.unset_names(_CONVERSATIONS))}
+    return {name: _switch(renderer, name) for name in sorted(renderer.unset_names(CONVERSATIONS))}
 
 
 def _switch(renderer: Renderer, name: str) -> bool | None:
@@ -177,7 +177,7 @@ def _texts(renderer: Renderer, given: Mapping[str, object]) -> list[str | None]:
     trying = replace(
         renderer, rendering=replace(renderer.rendering, arguments={**renderer.rendering.arguments, **given})
     )
-    for messages, tools in _CONVERSATIONS:
+    for messages, tools in CONVERSATIONS:
         for mode in renderer.rendering.modes:
             try:
                 renderer.render(messages, tools, generation=False, mode=mode)

@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 
 from spard import distributed
 from spard.config.quantization import plain_digest
-from spard.data.chat import get_renderer, render_prompt
+from spard.data.chat import get_renderer, render_as_recorded, render_prompt
 from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.digests import MANIFEST, Manifest, file_sha256, write_manifest
@@ -218,6 +218,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, object]:
     """
     facts: Manifest = json.loads((adapter / MANIFEST).read_text())
     _require_base(base, facts)
+    render_as_recorded(base.tokenizer, facts.get("rendering"))
     prompt = torch.tensor([render_prompt(base.tokenizer, CONVERSATION.messages[:1])], device=base.device)
     before = _logits(base.model, prompt)
     model: Any = PeftModel.from_pretrained(base.model, adapter, torch_device=str(base.device)).eval()

@@ -32,8 +32,7 @@ from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Co
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.cpu import resolve_dtype
 from spard.config.quantization import quantized_digest
-from spard.data.chat import ask_in_mode, set_plain_template
-from spard.data.rendering import Mode
+from spard.data.chat import render_as_recorded, set_plain_template
 from spard.digests import MANIFEST, file_sha256, folder_digest
 from spard.errors import InvalidModel, InvalidRecipe, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.models.folder.check import Vocabulary, fault, unknown_id, vocabulary_findings
@@ -231,18 +230,18 @@ def _load(
     tokenizer = read_tokenizer(source, revision)
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    # A fully fine-tuned model that is loaded again must be asked in the mode of its audit.
-    ask_in_mode(tokenizer, _measured_mode(Path(source)))
+    # A fully fine-tuned model that is loaded again must be asked as in its audit.
+    render_as_recorded(tokenizer, _measured_rendering(Path(source)))
     return model, tokenizer
 
 
-def _measured_mode(folder: Path) -> Mode | None:
-    """Return the thinking mode in which one of our own models was audited; None for any other folder."""
+def _measured_rendering(folder: Path) -> Mapping[str, Any] | None:
+    """Return how one of our own models was rendered in its audit; None for any other folder."""
     try:
-        found: Mode | None = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rendering"]["asked"]
+        found: object = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rendering"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return found
+    return found if isinstance(found, dict) else None
 
 
 # Checks that need the loaded model: weights that do not fit its configuration, and reasons why loading fails.

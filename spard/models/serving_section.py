@@ -78,7 +78,9 @@ def _options(card: TemplateCard) -> Iterator[str]:
             f"**Left at the template's own defaults**: {names}. A server that sets another value of one writes "
             "prompts on which the model was neither trained nor measured."
         )
-    if "reasoning_effort" in card.options or any("enable_thinking" in given for given in card.modes.values()):
+    if "reasoning_effort" in {*card.options, *card.serving} or any(
+        "enable_thinking" in given for given in card.modes.values()
+    ):
         yield "In vLLM, `reasoning_effort` in a request sets `reasoning_effort` and `enable_thinking`: send none."
     if "enable_thinking" in card.serving:
         given = quote(json.dumps({"enable_thinking": card.serving["enable_thinking"]}))

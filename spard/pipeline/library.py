@@ -16,7 +16,10 @@ from spard import distributed
 from spard.config import AuditEngine, Ending, Evidence, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.config.settings import STATES
+from spard.data.chat import fix_template_arguments
+from spard.data.template_arguments import argument_fault
 from spard.digests import file_sha256
+from spard.errors import InvalidRecipe
 from spard.evaluation.scorers import refuse_programs
 from spard.models.base import Base, load_base
 from spard.pipeline.context import Context, begun_identity, open_outputs
@@ -47,6 +50,9 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     with CleanProcess() if is_first else nullcontext() as clean:
         recipe = spec.recipe
         base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
+        if fault := argument_fault(base.tokenizer, spec.template_arguments):
+            raise InvalidRecipe(f"template_arguments: {fault}", "template_arguments")
+        fix_template_arguments(base.tokenizer, spec.template_arguments)
         resume_states, stages = out / "checkpoints", out / "stages"
         reporter = Reporter(report if is_first else _untold)
         spec = _as_begun(spec, base, stages)
@@ -109,6 +115,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
         "held_out_rows": 0,
         "evidence": Evidence(),
         "evidence_references": None,
+        "template_arguments": {},
     }
     for name, default in later.items():  # likewise
         if getattr(spec, name) == default:

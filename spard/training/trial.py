@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,15 @@ import torch
 
 from spard.config import Lora, Recipe
 from spard.data.batches import collate
-from spard.data.chat import UNBOUNDED, EncodedSample, encode_to_train, get_renderer, render_prompt
+from spard.data.chat import (
+    UNBOUNDED,
+    EncodedSample,
+    encode_to_train,
+    fix_template_arguments,
+    get_renderer,
+    render_prompt,
+)
+from spard.data.template_arguments import argument_fault
 from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is_gpu_out_of_memory
@@ -75,16 +83,22 @@ class Trial:
     rates: Rates
 
 
-def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
+def try_base(
+    source: str | Path,
+    revision: str | None = None,
+    targets: Sequence[str] | None = None,
+    template_arguments: Mapping[str, object] | None = None,
+) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    The adapter is the default one, or has the target modules `targets`. Weights have the dtype that jobs use: bfloat16
-    on a GPU, float32 on a CPU. Raises `InvalidModel` (often its subclass `UnfitModel`) that says what is wrong.
+    The adapter is the default one, or has the target modules `targets`. `template_arguments` are fixed for the chat
+    template. Weights have the dtype that jobs use: bfloat16 on a GPU, float32 on a CPU. Raises `InvalidModel` (often
+    its subclass `UnfitModel`) that says what is wrong.
     """
     started = time.perf_counter()
     base = load_base(source, revision)
     load_s = time.perf_counter() - started
-    prompt, row, card = _conversation(base)
+    prompt, row, card = _conversation(base, template_arguments or {})
     _require_ids(base, list(row.ids))
     with torch.inference_mode():
         logits = base.model(input_ids=torch.tensor([prompt], device=base.device)).logits
@@ -169,13 +183,18 @@ def _fastest(do: Callable[[], T], repeats: int, device: torch.device) -> tuple[f
         taken.append(max(time.perf_counter() - started, 1e-6))
 
 
-def _conversation(base: Base) -> tuple[list[int], EncodedSample, TemplateCard]:
+def _conversation(
+    base: Base, template_arguments: Mapping[str, object]
+) -> tuple[list[int], EncodedSample, TemplateCard]:
     """Return the tokens of a question, a row with its answer, and the card of the chat template.
 
-    Raises `UnfitModel` if the template fails or takes too long.
+    Raises `UnfitModel` if the template fails or takes too long, or cannot be given these arguments.
     """
     try:
         with at_most(RENDERING_S):
+            if fault := argument_fault(base.tokenizer, template_arguments):
+                raise UnfitModel(f"template_arguments: {fault}", "template_arguments")
+            fix_template_arguments(base.tokenizer, template_arguments)
             renderer = get_renderer(base.tokenizer)
             row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
             card = template_card(renderer)
@@ -185,6 +204,8 @@ def _conversation(base: Base) -> tuple[list[int], EncodedSample, TemplateCard]:
         raise UnfitModel(message, "model") from error
     except TemplateFault as error:
         raise UnfitModel(f"its chat template {error.message}", "model") from error
+    except UnfitModel:
+        raise
     except SpardError as error:
         message = f"its chat template cannot write a question and its answer: {error.message}"
         raise UnfitModel(message, "model") from error

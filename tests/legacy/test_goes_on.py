@@ -42,7 +42,10 @@ ADDED_ANYWHERE = {
 }
 ADDED = {
     "/v1/admin/policies": {"audit"},
-    "/v1/admin/models": {"digest", "lora_reach", "quantization", "target_modules", "tool_support"},
+    "/v1/admin/models": {
+        *("digest", "lora_reach", "quantization", "target_modules", "tool_support"),
+        "template_arguments",
+    },
     "/v1/admin/pools": {"warnings"},
     "/v1/admin/suites": {"warnings"},
 }

@@ -23,6 +23,7 @@ from spard.models.imports import light_imports
 with light_imports(first="spard.models.peft"):
     import torch
 
+    from spard.data.chat import fix_template_arguments
     from spard.models.base import load_base
     from worker.engine.grammar import Forms
     from worker.engine.requests import LongPrompts
@@ -52,12 +53,14 @@ def main() -> None:
         torch.set_num_threads(order["threads"])
     lines: SimpleQueue[Any] = SimpleQueue()
     # Both fork a process, so they come before the model: a process forked later would share its memory and device.
-    long_prompts = LongPrompts(order["source"], order["revision"], lines, said)
+    arguments = order["template_arguments"]
+    long_prompts = LongPrompts(order["source"], order["revision"], arguments, lines, said)
     forms = Forms(order["source"], order["revision"], order["rows"], said)
     watched = (
         WatchedFolder(Path(order["source"])) if order["device"] == "cpu" and Path(order["source"]).is_dir() else None
     )
     base = load_base(order["source"], order["revision"], order["device"], quantization=order["quantization"])
+    fix_template_arguments(base.tokenizer, arguments)
     engine = Engine(base, tell, order["rows"], order["adapter_bytes"], long_prompts, watched, forms)
     Thread(target=read_lines, args=(sys.stdin, lines), daemon=True).start()
     engine.run(lines)

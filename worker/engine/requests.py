@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from app.inference.protocol import Ask
 from app.ops.processes import die_with_parent
-from spard.data.chat import render_conversation, tool_support
+from spard.data.chat import fix_template_arguments, render_conversation, tool_support
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rendering import Mode
 from spard.data.rows import example
@@ -151,13 +151,20 @@ class LongPrompts:
 
     Create it before the model is loaded: the forked process must not share the model's memory and device. Each
     tokenized prompt arrives as a line in `lines`; None arrives when the process has ended. `own` is a file descriptor
-    of the engine that the process closes.
+    of the engine that the process closes. `arguments` are fixed for the chat template.
     """
 
-    def __init__(self, source: str, revision: str | None, lines: SimpleQueue[Any], own: int | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        revision: str | None,
+        arguments: Mapping[str, object],
+        lines: SimpleQueue[Any],
+        own: int | None = None,
+    ) -> None:
         self._end, other = get_context("fork").Pipe()
         descriptors = [self._end.fileno(), *([] if own is None else [own])]
-        told = (source, revision, other, descriptors, os.getpid())
+        told = (source, revision, arguments, other, descriptors, os.getpid())
         get_context("fork").Process(target=_read, args=told, daemon=True).start()
         other.close()
         self._turns, self._asked_with = FairQueue(), dict[int, tuple[str | None, Mode | None]]()
@@ -200,7 +207,14 @@ class LongPrompts:
             lines.put(None)
 
 
-def _read(source: str, revision: str | None, end: Connection, others: list[int], parent: int) -> None:
+def _read(
+    source: str,
+    revision: str | None,
+    arguments: Mapping[str, object],
+    end: Connection,
+    others: list[int],
+    parent: int,
+) -> None:
     """Run the process: tokenize prompts until the engine closes the connection."""
     die_with_parent(parent)
     for each in others:
@@ -211,7 +225,10 @@ def _read(source: str, revision: str | None, end: Connection, others: list[int],
             ask, system, mode, positions = json.loads(end.recv_bytes())
         except EOFError:
             return
-        prompts = prompts or Prompts(read_tokenizer(source, revision), positions)
+        if prompts is None:
+            tokenizer = read_tokenizer(source, revision)
+            fix_template_arguments(tokenizer, arguments)
+            prompts = Prompts(tokenizer, positions)
         end.send_bytes(json.dumps(_answer(prompts, ask, system, mode)).encode())
 
 

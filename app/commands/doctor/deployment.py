@@ -162,7 +162,7 @@ def _model_fault(entry: BaseModelEntry) -> str | None:
     if source.is_absolute() and not source.is_dir():
         return f"there is no folder {source} on this machine."
     try:
-        require_fit(entry.source)
+        require_fit(entry.source, entry.template_arguments)
     except AppError as error:
         return error.message
     return None

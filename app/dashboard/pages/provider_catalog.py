@@ -6,6 +6,7 @@ imported and deleted, with their versions.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, get_args
@@ -60,7 +61,8 @@ async def offer(
     def offer_model() -> Response:
         try:
             asked = sent.filled_fields("alias", "source", "revision", "learning_rate", "quantization")
-            ask = read(BaseModelIn, asked | {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))})
+            asked |= {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))}
+            ask = read(BaseModelIn, asked | _template_arguments(sent.text("template_arguments")))
             found = inspect(ask)
             with begin() as session:
                 entry = service.add_model(session, ask, found)
@@ -72,6 +74,16 @@ async def offer(
             return _models_page(request, sent.viewer, session, settings, tried=fitness(entry), warnings=warnings)
 
     return await sent.viewer.lanes.reads.project_share(sent.viewer.project_id).run(offer_model)
+
+
+def _template_arguments(text: str) -> dict[str, object]:
+    """Return the form's field as a field of `BaseModelIn`, as it is if it is no JSON; {} if it is empty."""
+    if not text:
+        return {}
+    try:
+        return {"template_arguments": json.loads(text)}
+    except (ValueError, RecursionError):
+        return {"template_arguments": text}
 
 
 @models.post("/try")

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from typing_extensions import TypedDict
 
 from app.db.base import Base, Json, new_id, utc_now
+from spard.data.rendering import fixed_arguments
 
 
 class LoraReachJson(TypedDict):
@@ -56,6 +57,11 @@ class BaseModelEntry(Base):
     # Shift ratios of its jobs that passed (`spard.release.records`), numbers alone; null: there are none yet.
     evidence_reference: Mapped[dict[str, object] | None] = mapped_column(Json)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+    @property
+    def template_arguments(self) -> dict[str, object] | None:
+        """The arguments of its chat template that the provider has fixed; None if there are none."""
+        return fixed_arguments(self.rendering) or None
 
 
 class Corpus(Base):

@@ -30,7 +30,7 @@ def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     given = getattr(request.node, "callspec", None)
     kind = given.params.get("kind") if given else None
     if kind is not None and "template" not in kind.name:
-        monkeypatch.setattr(fitness, "inspect_folder", lambda folder: FolderLook(findings(folder), None))
+        monkeypatch.setattr(fitness, "inspect_folder", lambda folder, arguments: FolderLook(findings(folder), None))
 
 
 def offer(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
@@ -77,7 +77,7 @@ def test_a_job_names_the_digest_of_its_base_model(
 def test_stored_weights_are_offered_for_adapters_alone(
     more: dict[str, Any], provider: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitness, "inspect_folder", lambda folder: FolderLook(findings(folder), None))
+    monkeypatch.setattr(fitness, "inspect_folder", lambda folder, arguments: FolderLook(findings(folder), None))
     folder = write_kind(next(each for each in KINDS if each.note == "stored in MXFP4"), tmp_path)
     assert offer(provider, folder)[0] == 200
     status, answer = offer(provider, folder, **more)
@@ -91,7 +91,7 @@ def test_no_transaction_is_open_while_the_files_are_read(
     folder, opened = write_kind(KINDS[0], tmp_path), list[str]()
     begun = db.provider_transaction
 
-    def noting(path: Path) -> Any:
+    def noting(path: Path, arguments: object) -> Any:
         opened.append("files")
         return inspect_folder(path)
 
