@@ -61,7 +61,7 @@ def model_card(of: CardSubject) -> str:
     )
     parts = [_opening(of), _gate_section(of.facts), _use(of)]
     suites = [str(each["suite"]) for each in (of.facts.get("audit") or {}).get("adapter", ())]
-    parts += [how_to_serve(of.template, of.called, suites)] if of.template else []
+    parts += [how_to_serve(of.template, of.called, suites, of.origin.model_type())] if of.template else []
     parts += [_SYSTEM.format(_indent(of.system))] if of.system else []
     body = "\n\n".join(part for part in parts if part)
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))

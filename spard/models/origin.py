@@ -14,6 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 from spard.data.chat_template import PLAIN_TEMPLATE, sources
 from spard.data.renderer import Renderer, self_rendering
 from spard.errors import InvalidModel
+from spard.models.folder.reading import read_object
 
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -35,6 +36,11 @@ class Origin:
     folder: Path
     name: str
     revision: str | None = None
+
+    def model_type(self) -> str | None:
+        """Return the `model_type` of the model's config.json; None if it has none."""
+        found = read_object(self.folder, "config.json").get("model_type")
+        return found if isinstance(found, str) else None
 
     def stated_license(self) -> str | None:
         """Return the license that the model card beside the weights names; None where there is none, or it names none.

@@ -22,19 +22,27 @@ _LLAMA_SETS = (
     *("date_string", "enable_thinking"),
     *("preserve_thinking", "clear_thinking", "truncate_history_thinking", "drop_thinking"),
 )
+_HARMONY = ("gpt_oss",)  # model types for which vLLM 0.32 writes prompts itself (`OnlineRenderer.use_harmony`)
 
 
-def how_to_serve(card: TemplateCard, folder: str, suites: Sequence[str] = ()) -> str:
-    """Return the section for a model whose archive is unpacked as `folder` and that was audited with these suites."""
-    parts = [_opening(card), *_thinking(card, suites), *_date(card), *_options(card), _end(card)]
-    parts += [_vllm(card), _transformers(card), _llama_cpp(card, folder)]
+def how_to_serve(card: TemplateCard, folder: str, suites: Sequence[str] = (), model_type: str | None = None) -> str:
+    """Return the section for a model whose archive is unpacked as `folder` and that was audited with these suites.
+
+    `model_type` is that of the base model's config.json, None if it has none.
+    """
+    is_harmony = model_type in _HARMONY
+    parts = [_opening(card, is_harmony=is_harmony), *_thinking(card, suites), *_date(card)]
+    parts += [*_options(card, is_harmony=is_harmony), _end(card), _vllm_harmony(card) if is_harmony else _vllm(card)]
+    parts += [_transformers(card), _llama_cpp(card, folder)]
     return "\n\n".join(["## How to serve", *parts])
 
 
-def _opening(card: TemplateCard) -> str:
+def _opening(card: TemplateCard, *, is_harmony: bool) -> str:
     if _must_be_passed(card):
         return f"The chat template must be rendered with {_code(card.serving)}, as it was in training."
-    nothing = "nothing to pass" + (", except where a line below says so" if _set_by_llama_cpp(card) else "")
+    nothing = "nothing to pass" + (
+        ", except where a line below says so" if is_harmony or _set_by_llama_cpp(card) else ""
+    )
     if card.renders_itself:
         has = f"these defaults, {_code(card.serving)}" if card.serving else "the date of training as its default"
         return f"The archive's template has {has}: {nothing}."
@@ -70,7 +78,7 @@ def _date(card: TemplateCard) -> Iterator[str]:
     yield f"**Date.** The template writes a date. It is {date}, as it was in training."
 
 
-def _options(card: TemplateCard) -> Iterator[str]:
+def _options(card: TemplateCard, *, is_harmony: bool) -> Iterator[str]:
     """Yield what the template reads beside its arguments, and which servers set which name without being told."""
     if card.options:
         names = ", ".join(f"`{name}`" for name in card.options)
@@ -78,9 +86,8 @@ def _options(card: TemplateCard) -> Iterator[str]:
             f"**Left at the template's own defaults**: {names}. A server that sets another value of one writes "
             "prompts on which the model was neither trained nor measured."
         )
-    if "reasoning_effort" in {*card.options, *card.serving} or any(
-        "enable_thinking" in given for given in card.modes.values()
-    ):
+    read = {*card.options, *card.serving}.union(*card.modes.values())
+    if read & {"reasoning_effort", "enable_thinking"} and not is_harmony:
         yield "In vLLM, `reasoning_effort` in a request sets `reasoning_effort` and `enable_thinking`: send none."
     if "enable_thinking" in card.serving:
         given = quote(json.dumps({"enable_thinking": card.serving["enable_thinking"]}))
@@ -100,6 +107,22 @@ def _vllm(card: TemplateCard) -> str:
     return (
         f"**vLLM**: start it with `--default-chat-template-kwargs {quote(given)}`, or put "
         f'`"chat_template_kwargs": {given}` into each request.'
+    )
+
+
+def _vllm_harmony(card: TemplateCard) -> str:
+    """Return how to ask a model in vLLM whose chat API writes prompts without the chat template.
+
+    `findings/gpt-oss-template-tools.sh` compares the two.
+    """
+    effort = card.serving.get("reasoning_effort")
+    asks = f'put `"reasoning_effort": {json.dumps(effort)}` into' if effort else "put no `reasoning_effort` into"
+    return (
+        "**vLLM** (0.32) does not use the chat template for this model: `/v1/chat/completions` and `/v1/responses` "
+        "write the prompt by the library openai_harmony and ignore `chat_template_kwargs`. Start it with "
+        f"`VLLM_SYSTEM_START_DATE={DATE:%Y-%m-%d}` in its environment, else the prompt has today's date, and {asks} "
+        "each request. System prompts, tools and their results are still other text than in training. To ask the model "
+        "as it was measured, send the token ids of the transformers line below to `/v1/completions`."
     )
 
 

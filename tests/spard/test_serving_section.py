@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spard.config import Lora, Recipe
-from spard.data.chat import ask_in_mode, find_rendering, get_renderer, render_prompt
+from spard.data.chat import ask_in_mode, find_rendering, fix_template_arguments, get_renderer, render_prompt
 from spard.data.renderer import self_rendering
 from spard.data.template_card import TemplateCard, template_card
 from spard.digests import file_sha256
@@ -18,6 +18,7 @@ from spard.models.adapters import save_adapter, save_merged
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.models.serving_section import how_to_serve
+from tests.architectures import write_architecture
 from tests.spard.parts import write_model
 from tools.chat_templates import make_tokenizer, trl_templates
 
@@ -141,6 +142,28 @@ def test_naming_what_a_template_reads_changes_no_record(name: str) -> None:
     fields = {"template", "arguments", "modes", "default", "stops", "asked", "closing"}
     tokenizer = make_tokenizer(name, TEMPLATES[name])
     assert set(find_rendering(tokenizer).as_json()) == fields
+
+
+def test_a_model_for_which_vllm_uses_no_chat_template_says_so() -> None:
+    """Its chat API writes the prompts of gpt-oss with openai_harmony, with today's date and the request's effort."""
+    text = how_to_serve(card("gptoss"), "made", model_type="gpt_oss")
+    assert "**vLLM**: nothing to pass." not in text
+    assert "**vLLM** (0.32) does not use the chat template for this model" in text
+    assert "VLLM_SYSTEM_START_DATE=2024-07-26" in text
+    assert "put no `reasoning_effort` into each request" in text
+    assert "In vLLM, `reasoning_effort` in a request sets" not in text
+    assert "nothing to pass, except where a line below says so" in text
+    tokenizer = make_tokenizer("gptoss", TEMPLATES["gptoss"])
+    fix_template_arguments(tokenizer, {"reasoning_effort": "low"})
+    fixed = how_to_serve(template_card(get_renderer(tokenizer)), "made", model_type="gpt_oss")
+    assert 'put `"reasoning_effort": "low"` into each request' in fixed
+    assert "**vLLM**: nothing to pass." in how_to_serve(card("gptoss"), "made", model_type="llama")
+
+
+def test_the_card_of_a_saved_model_knows_its_type(tmp_path: Path) -> None:
+    base = load_base(write_architecture("gpt-oss", tmp_path / "model"))
+    save_adapter(trainable_model(base.model, Recipe(lora=Lora(rank=4))), base, "public", tmp_path / "adapter")
+    assert "does not use the chat template for this model" in (tmp_path / "adapter" / "README.md").read_text()
 
 
 def test_every_saved_model_has_the_section_among_its_signed_files(tmp_path: Path) -> None:
