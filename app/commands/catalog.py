@@ -92,7 +92,10 @@ def add_model(
     }
     with Signs() as signs:
         place = _absolute(source)
-        digest, rates = _try_base_model(signs, place, options) if is_tried else (None, None)
+        found = _try_base_model(signs, place, options) if is_tried else {}
+    if allow_full_fine_tuning and (fault := found.get("whole_model_fault")):
+        raise CommandFailed(f"The model is not offered: {fault}; leave --allow-full-fine-tuning out.")
+    digest = str(found.get("digest"))
     entry = {
         "alias": alias,
         "source": place,
@@ -100,8 +103,8 @@ def add_model(
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
-        "digest": digest,
-        "rates": rates,
+        "digest": digest if digest.startswith("sha256:") else None,
+        "rates": found.get("rates"),
         "target_modules": target_modules.split(",") if target_modules else None,
         "embedder": _absolute(embedder) if embedder else None,
         "template_arguments": arguments or None,
@@ -140,18 +143,18 @@ def _read_template_arguments(text: str | None) -> dict[str, object]:
         raise CommandFailed(error.message) from None
 
 
-def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]) -> tuple[str | None, Any]:
+def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]) -> dict[str, Any]:
     """Load a model in a separate process, run a forward pass and a training step, and print what was found.
 
-    `options` are those of `spard check-model`. Return the digest of its files and its measured speed; None for what is
-    not known, as when torch is not installed. Raises CommandFailed if the model is not fit.
+    `options` are those of `spard check-model`. Return what that has found, as its JSON; {} where it cannot run, as when
+    torch is not installed. Raises CommandFailed if the model is not fit.
     """
     if find_spec("torch") is None:
         warn("Not tried with a forward pass: torch is not installed here.")
-        return None, None
+        return {}
     if not Path(source).is_dir() and not _is_cached(source, options["--revision"]):
         warn("Not tried with a forward pass: its files are not on this machine.")
-        return None, None
+        return {}
     given = [part for name, value in options.items() if value for part in (name, value)]
     command = python("spard.commands", "check-model", source, "--json", *given)
     signs.begin("Trying the model: loading it in a separate process, generating a reply and training one step.")
@@ -160,10 +163,9 @@ def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]
         last = (done.stderr.strip() or "the process ended without a message").splitlines()[-1]
         last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     warn(_describe_model(found, is_default=options["--target-modules"] is None))
-    digest = str(found["digest"])
-    return digest if digest.startswith("sha256:") else None, found.get("rates")
+    return found
 
 
 def _describe_model(found: Mapping[str, Any], *, is_default: bool) -> str:

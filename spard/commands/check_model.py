@@ -45,6 +45,7 @@ def execute(asked: Asked) -> int:
             "digest": found.digest,
             "rates": asdict(found.rates),
             "notes": told,
+            "whole_model_fault": found.whole_model_fault,
         }
         template = {"lines": list(found.card.lines()), "probes": [asdict(each) for each in found.card.probes]}
         facts |= {"lora_reach": asdict(found.reach), "template": template}

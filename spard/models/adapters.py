@@ -33,6 +33,7 @@ from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.origin import Origin
 from spard.models.peft import PeftModel, get_peft_model_state_dict
 from spard.models.sharding import whole_weights
+from spard.models.stored_tokenizer import whole_model_fault
 
 # The keys of PEFT 0.5: releases up to 0.13 reject a file with any other key, and our adapters need no other.
 CONFIG_KEYS = (
@@ -214,10 +215,12 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, object]:
 
     The manifest repeats the adapter's facts and names the adapter as `merged_from`. Raises `AdapterMismatch` for
     another base model than the adapter's, and `AdapterNotProved` if the merged model gives different logits, in memory
-    or when read back; `folder` is not written then.
+    or when read back, or would be read as other tokens; `folder` is not written then.
     """
     facts: Manifest = json.loads((adapter / MANIFEST).read_text())
     _require_base(base, facts)
+    if why := whole_model_fault(base.tokenizer):
+        raise AdapterNotProved(f"{why}; load the adapter beside its base model")
     render_as_recorded(base.tokenizer, facts.get("rendering"))
     prompt = torch.tensor([render_prompt(base.tokenizer, CONVERSATION.messages[:1])], device=base.device)
     before = _logits(base.model, prompt)

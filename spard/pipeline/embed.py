@@ -173,4 +173,6 @@ def open_embedder(base: Base, selection: Selection, source: str | None = None) -
     encoder = load_encoder(source or selection.encoder, base.device)
     sizes = {"max_tokens": encoder.max_tokens, "dimensions": encoder.dimensions}
     key = {"encoder": encoder.digest, "text": TEXT, "dtype": str(encoder.model.dtype), **sizes}
+    # Earlier versions read such texts by the rules of the replaced class.
+    key |= {"read_as": "tokenizer.json"} if encoder.tokenizer.replaced_class else {}
     return Embedder(Path(selection.encoder).name, encoder.digest, key, partial(encode, encoder))

@@ -25,6 +25,7 @@ from spard.data.rows import read_examples
 from spard.errors import InvalidRecipe
 from spard.models.base import load_base
 from spard.models.lora import load_adapter_, trainable_model
+from spard.models.stored_tokenizer import whole_model_fault
 from spard.pipeline import agent, audit, costs, development, evidence, package, task_check, train
 from spard.pipeline.audit import leave_out_leaks
 from spard.pipeline.base_figures import base_figures
@@ -132,6 +133,7 @@ def run_stages(
     """
     optimizers.require(context.recipe)
     _refuse_stored_weights(context)
+    _refuse_other_reading(context)
     _refuse_several_ranks(context)
     # From here on all ranks read the same stored outputs, and the audit skips the same prompts.
     context = leave_out_leaks(follow_rank_zero(context))
@@ -166,6 +168,12 @@ def _refuse_stored_weights(context: Context) -> None:
     if context.recipe.lora is None and context.base.stored:
         message = "lora: the base model is stored in 8 or 4 bits, and its own weights cannot be trained; use LoRA"
         raise InvalidRecipe(message, "lora")
+
+
+def _refuse_other_reading(context: Context) -> None:
+    """Raise `InvalidRecipe` for full fine-tuning of a model whose saved folder transformers would read otherwise."""
+    if context.recipe.lora is None and (why := whole_model_fault(context.base.tokenizer)):
+        raise InvalidRecipe(f"lora: {why}; use LoRA", "lora")
 
 
 def _refuse_several_ranks(context: Context) -> None:

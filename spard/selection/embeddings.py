@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from spard import distributed
 from spard.data.batches import FORWARD, cut, to_device
@@ -24,6 +24,7 @@ from spard.models.budget import Tell, in_passes, pass_tokens
 from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
 from spard.models.forward import ignore_packing
 from spard.models.sharding import is_sharded
+from spard.models.stored_tokenizer import load_encoder_tokenizer
 
 TEXT = 1  # version of which text is embedded and how it is cut; stored embeddings of another are not reused
 
@@ -141,7 +142,7 @@ def load_encoder(source: str | Path, device: torch.device | str | None = None) -
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype: Any = "auto" if place.type == "cuda" else torch.float32
     try:
-        tokenizer = AutoTokenizer.from_pretrained(layout.transformer, trust_remote_code=False)
+        tokenizer = load_encoder_tokenizer(Path(layout.transformer))
         model = AutoModel.from_pretrained(
             layout.transformer, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
         )

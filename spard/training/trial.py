@@ -35,6 +35,7 @@ from spard.models.base import Base, load_base
 from spard.models.devices import threads_of_jobs
 from spard.models.generate import complete
 from spard.models.lora import lora_reach, trainable_model
+from spard.models.stored_tokenizer import whole_model_fault
 from spard.models.targets import Reach
 
 T = TypeVar("T")
@@ -66,12 +67,13 @@ class Rates:
 class Trial:
     """Facts about a base model that passed its trial.
 
-    parameters  number of its weights.
-    positions   most tokens of a row.
-    end_token   id of its end token.
-    reach       the modules that the default adapter reaches, or an adapter with the target modules of the trial.
-    card        what its chat template supports.
-    rates       measured speed.
+    parameters         number of its weights.
+    positions          most tokens of a row.
+    end_token          id of its end token.
+    reach              the modules that the default adapter reaches, or one with the target modules of the trial.
+    card               what its chat template supports.
+    rates              measured speed.
+    whole_model_fault  why its weights cannot all be trained, or None.
     """
 
     parameters: int
@@ -81,6 +83,7 @@ class Trial:
     reach: Reach
     card: TemplateCard
     rates: Rates
+    whole_model_fault: str | None = None
 
 
 def try_base(
@@ -114,7 +117,8 @@ def try_base(
         trained_per_s = _training_rate(base, model, row, min(rows, _BATCH))
     _require_own_adapters(model, prompt)
     rates = Rates(generated_per_s, reply_tokens, trained_per_s, round(load_s, 3))
-    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached, card, rates)
+    end_token, fault = int(base.tokenizer.eos_token_id), whole_model_fault(base.tokenizer)
+    return Trial(count, base.sequence_limit(None), end_token, base.digest, reached, card, rates, fault)
 
 
 def _rows_at_once(base: Base, prompt: list[int]) -> int:

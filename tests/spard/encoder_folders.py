@@ -12,7 +12,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Model,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 WORDS = (
     "[PAD]",
@@ -33,10 +41,11 @@ def write_encoder(
     own: Mapping[str, Any] | None = None,
     prompts: Mapping[str, Any] | None = None,
     is_decoder: bool = False,
+    is_qwen2: bool = False,
 ) -> Path:
     """Write an encoder's folder; `own` is its sentence_bert_config.json, `prompts` that of its prompts."""
     torch.manual_seed(0)
-    _model(is_decoder).save_pretrained(folder)
+    (_qwen2_model() if is_qwen2 else _model(is_decoder)).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     places = ["", "1_Pooling", "2_Normalize"]
     listed = [
@@ -65,6 +74,12 @@ def _model(is_decoder: bool) -> Any:
     if is_decoder:
         return Qwen3Model(Qwen3Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=len(WORDS)))
     return BertModel(BertConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=32))
+
+
+def _qwen2_model() -> Any:
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return Qwen2Model(Qwen2Config(**sizes, **heads, vocab_size=400))
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     AutoTokenizer,
+    BertTokenizer,
     GemmaConfig,
     GemmaTokenizer,
     GPT2Config,
@@ -24,9 +26,17 @@ from transformers import (
 
 from app.files.tokenizer import LightTokenizer
 from spard.commands import check_model
+from spard.config import Lora, Recipe
+from spard.errors import AdapterNotProved, InvalidRecipe
+from spard.models.adapters import save_adapter, save_merged
 from spard.models.base import load_base, read_tokenizer
+from spard.models.lora import trainable_model
 from spard.models.stored_tokenizer import PROBES
+from spard.pipeline.library import run
+from spard.selection.embeddings import load_encoder
+from tests.spard.encoder_folders import write_encoder
 from tests.spard.parts import write_model
+from tests.spard.test_run import write_run
 
 # Words, up to three digits, signs, line breaks and spaces, as Llama 3's tokenizer splits a text
 RULE = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -113,7 +123,7 @@ def test_the_tokenizers_of_transformers_own_families_are_left_as_they_are(name: 
     config().save_pretrained(tmp_path)
     make().save_pretrained(tmp_path)
     usual, loaded = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(str(tmp_path))
-    assert (type(loaded), loaded.is_read_as_stored) == (type(usual), False)
+    assert (type(loaded), loaded.replaced_class) == (type(usual), None)
     assert [ids(loaded, text) for text in PROBES] == [ids(usual, text) for text in PROBES]
 
 
@@ -122,7 +132,7 @@ def test_a_prefix_space_that_the_settings_ask_for_is_no_rule_of_a_class(tmp_path
     OWN["gpt2"][1]().save_pretrained(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
-    assert not read_tokenizer(str(tmp_path)).is_read_as_stored
+    assert read_tokenizer(str(tmp_path)).replaced_class is None
 
 
 def test_a_llama_2_folder_as_earlier_versions_wrote_it_is_split_as_it_says(tmp_path: Path) -> None:
@@ -139,3 +149,34 @@ def test_a_llama_2_folder_as_earlier_versions_wrote_it_is_split_as_it_says(tmp_p
     path.write_text(json.dumps(named | {"tokenizer_class": "LlamaTokenizer", "legacy": False}))
     loaded = read_tokenizer(str(tmp_path))
     assert [ids(loaded, text) for text in PROBES] == [ids_by_file(tmp_path, text) for text in PROBES]
+
+
+def test_the_tokenizer_of_a_sentence_encoder_is_read_so_too(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "encoder", is_qwen2=True)
+    own_tokenizer().save_pretrained(folder)
+    assert ids(AutoTokenizer.from_pretrained(folder), TEXT) != ids_by_file(folder, TEXT)
+    for text in (TEXT, *PROBES):
+        assert ids(load_encoder(folder, "cpu").tokenizer, text) == ids_by_file(folder, text)
+
+
+def test_settings_of_the_class_that_an_encoder_names_are_followed(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Bread", "bread"]
+    folder = write_encoder(tmp_path / "encoder")
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}, do_lower_case=True).save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_lower_case": False}))
+    assert (ids_by_file(folder, "Bread"), ids(load_encoder(folder, "cpu").tokenizer, "Bread")) == ([6], [5])
+
+
+def test_all_weights_of_such_a_model_are_not_trained(own_folder: Path, tmp_path: Path) -> None:
+    """transformers would read the trained folder's text otherwise: it could never be proved."""
+    spec = write_run(own_folder, tmp_path)
+    with pytest.raises(InvalidRecipe, match="rules of Qwen2Tokenizer"):
+        run(replace(spec, recipe=replace(spec.recipe, lora=None)), tmp_path / "out", lambda message: None)
+    assert not (tmp_path / "out" / "adapter").exists()
+
+    base = load_base(own_folder, device="cpu")
+    save_adapter(trainable_model(base.model, Recipe(lora=Lora(rank=4))), base, "public", tmp_path / "adapter")
+    with pytest.raises(AdapterNotProved, match="load the adapter beside its base model"):
+        save_merged(load_base(own_folder, device="cpu"), tmp_path / "adapter", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()

@@ -86,7 +86,7 @@ def test_what_is_fixed_is_in_every_prompt_and_a_default_of_the_archive_s_templat
 
     own = self_rendering(renderer, renderer.rendering.asked)["default"]
     said = tokenizer.apply_chat_template(ASK, chat_template=own, add_generation_prompt=True, tokenize=False)
-    asked = renderer.rendering.mode_arguments()
+    asked: Any = renderer.rendering.mode_arguments()
     by_call = plain.apply_chat_template(
         ASK, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False, **asked
     )

@@ -25,6 +25,7 @@ from openai import OpenAI
 from tests.app.http.conftest import NO_WEIGHTS, chat, jsonl, pool, rows
 from tests.app.http.test_preference_jobs import preference
 from tests.spard.parts import write_model
+from tests.spard.test_stored_tokenizer import own_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 120.0
@@ -326,6 +327,16 @@ def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, provide
     code, printed = run("models", "add", "other", str(model))
     assert (code, "Traceback" in printed, "The model is not offered" in printed.splitlines()[-1]) == (1, False, True)
     assert "other" not in run("models", "list")[1]
+
+
+def test_all_weights_are_not_offered_where_transformers_would_read_the_trained_folder_otherwise(
+    run: Any, tmp_path: Path, provider_with_model: TestClient
+) -> None:
+    model = write_model(tmp_path / "tiny", "qwen2", vocab_size=400)
+    own_tokenizer().save_pretrained(model)
+    code, printed = run("models", "add", "tiny", str(model), "--allow-full-fine-tuning")
+    assert (code, "rules of Qwen2Tokenizer, not as in training; leave --allow" in printed) == (1, True), printed
+    assert run("models", "add", "tiny", str(model))[0] == 0
 
 
 def test_what_keeps_jobs_from_ending_well_is_a_warning(

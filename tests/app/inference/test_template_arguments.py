@@ -53,9 +53,8 @@ def release(lab: Lab, seed: int, effort: str) -> str:
 
 
 def prompt_tokens(client: OpenAI, model: str) -> int:
-    found = client.chat.completions.create(model=model, **ASK).usage
-    assert found
-    return found.prompt_tokens
+    found: int = client.chat.completions.create(model=model, **ASK).usage.prompt_tokens
+    return found
 
 
 def longer(lab: Lab, models: dict[str, str]) -> dict[str, int]:
