@@ -231,11 +231,11 @@ def _load(
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
     # A fully fine-tuned model that is loaded again must be asked as in its audit.
-    render_as_recorded(tokenizer, _measured_rendering(Path(source)))
+    render_as_recorded(tokenizer, measured_rendering(Path(source)))
     return model, tokenizer
 
 
-def _measured_rendering(folder: Path) -> Mapping[str, Any] | None:
+def measured_rendering(folder: Path) -> Mapping[str, Any] | None:
     """Return how one of our own models was rendered in its audit; None for any other folder."""
     try:
         found: object = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rendering"]

@@ -13,8 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
+from spard.data.chat import render_prompt
+from spard.models.base import load_base
 from spard.release.manifest import verify
+from tests.spard.parts import write_model
+from tests.spard.test_rendering import THINKS_UNLESS_TOLD
 from tests.worker.engine_in_process import QUESTIONS, alone, line
+from worker.engine.requests import read_prompts
 
 TOO_LONG = "so many words, " * 2000
 LONG_LINE: dict[str, Any] = {"stop": ["never said" * 90] * 16}  # which makes a request long, and its prompt not
@@ -24,8 +29,14 @@ class Process:
     """An engine as the API starts it, but without a sandbox; `reader` is the process that reads long prompts."""
 
     def __init__(self, model: Path) -> None:
-        order = {"source": str(model), "revision": None, "quantization": "none", "device": "cpu", "threads": 1}
-        order |= {"rows": 8, "adapter_bytes": 1 << 30}
+        order: dict[str, Any] = {
+            "source": str(model),
+            "revision": None,
+            "quantization": "none",
+            "device": "cpu",
+            "threads": 1,
+        }
+        order |= {"rows": 8, "adapter_bytes": 1 << 30, "template_arguments": {}}
         command = [sys.executable, "-m", "worker.engine", json.dumps(order), str(os.getpid())]
         self.running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.tell("a folder")
@@ -106,3 +117,16 @@ def test_the_reader_ends_with_its_engine(process: Process) -> None:
     process.running.kill()
     process.running.wait()
     process.reader.wait()
+
+
+def test_a_whole_model_is_asked_in_the_mode_of_its_audit_in_long_prompts_too(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(THINKS_UNLESS_TOLD)
+    asked = line(1, "Hello", None)["ask"]
+    prompts = {}
+    for mode in ("off", "on"):
+        (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": mode}}))
+        loaded = load_base(folder, device="cpu").tokenizer
+        prompts[mode] = read_prompts(str(folder), None, {}, 256).ids(asked, None)
+        assert prompts[mode] == render_prompt(loaded, asked["messages"])
+    assert prompts["off"] != prompts["on"]

@@ -12,19 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, cast
 
 from app.inference.protocol import Ask
 from app.ops.processes import die_with_parent
-from spard.data.chat import fix_template_arguments, render_conversation, tool_support
+from spard.data.chat import fix_template_arguments, render_as_recorded, render_conversation, tool_support
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rendering import Mode
 from spard.data.rows import example
 from spard.data.tools import used_parts
 from spard.errors import SpardError
-from spard.models.base import read_tokenizer
+from spard.models.base import measured_rendering, read_tokenizer
 from spard.pipeline.messages import Message
 
 
@@ -225,11 +226,16 @@ def _read(
             ask, system, mode, positions = json.loads(end.recv_bytes())
         except EOFError:
             return
-        if prompts is None:
-            tokenizer = read_tokenizer(source, revision)
-            fix_template_arguments(tokenizer, arguments)
-            prompts = Prompts(tokenizer, positions)
+        prompts = prompts or read_prompts(source, revision, arguments, positions)
         end.send_bytes(json.dumps(_answer(prompts, ask, system, mode)).encode())
+
+
+def read_prompts(source: str, revision: str | None, arguments: Mapping[str, object], positions: int) -> Prompts:
+    """Return the prompts of a model without loading its weights; a whole model's are rendered as in its audit."""
+    tokenizer = read_tokenizer(source, revision)
+    render_as_recorded(tokenizer, measured_rendering(Path(source)))
+    fix_template_arguments(tokenizer, arguments)
+    return Prompts(tokenizer, positions)
 
 
 def _answer(prompts: Prompts, ask: Ask, system: str | None, mode: Mode | None) -> dict[str, object]:
