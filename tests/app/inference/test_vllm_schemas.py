@@ -41,6 +41,8 @@ class Order(BaseModel):
         ({"type": "string", "pattern": "^https://"}, "that '\\^https://' may match a part"),
         ({"properties": {"a": {"type": "string", "pattern": "[0-9]$"}}}, "may match a part"),
         ({"type": "string", "pattern": "^costs 5\\$"}, "may match a part"),
+        ({"type": "string", "pattern": "^ja|nein$"}, "may match a part"),
+        ({"type": "string", "pattern": "^[(]a|(b)$"}, "may match a part"),
         ({"type": "object", "patternProperties": {"^x-": {"type": "string"}}}, "may match a part"),
         ({"type": "object", "propertyNames": {"type": "string", "pattern": "x"}}, "may match a part"),
         ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "`x-guidance` is no keyword"),
@@ -56,4 +58,6 @@ def test_schemas_of_pydantic_are_taken() -> None:
     refuse_unenforced(Order.model_json_schema())
     refuse_unenforced({"allOf": [{"$ref": "#/$defs/a"}], "description": "one schema is enforced"})
     refuse_unenforced({"type": "object", "patternProperties": {"^x-.*$": {"type": "string", "pattern": "^[0-9]+$"}}})
+    for pattern in ("^(ja|nein)$", "^[|]$", r"^a\|b$", r"^C:\\$", "^$"):
+        refuse_unenforced({"type": "string", "pattern": pattern})
     refuse_unenforced({"enum": [{"format": "pdf"}], "examples": [{"minimum": 2, "required": ["a"]}]})
