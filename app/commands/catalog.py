@@ -11,7 +11,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -51,6 +51,18 @@ class QuantizationChoice(StrEnum):
     never = "never"
     if_needed = "if_needed"
     always = "always"
+
+
+class TrialFacts(TypedDict, total=False):
+    """The JSON of `spard check-model`; empty where it could not run."""
+
+    digest: str
+    parameters: int
+    positions: int
+    rates: object
+    whole_model_fault: str | None
+    lora_reach: Any
+    template: Any
 
 
 SuiteKind = Annotated[
@@ -143,7 +155,7 @@ def _read_template_arguments(text: str | None) -> dict[str, object]:
         raise CommandFailed(error.message) from None
 
 
-def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]) -> dict[str, Any]:
+def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]) -> TrialFacts:
     """Load a model in a separate process, run a forward pass and a training step, and print what was found.
 
     `options` are those of `spard check-model`. Return what that has found, as its JSON; {} where it cannot run, as when
@@ -163,12 +175,12 @@ def _try_base_model(signs: Signs, source: str, options: Mapping[str, str | None]
         last = (done.stderr.strip() or "the process ended without a message").splitlines()[-1]
         last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: TrialFacts = json.loads(done.stdout)
     warn(_describe_model(found, is_default=options["--target-modules"] is None))
     return found
 
 
-def _describe_model(found: Mapping[str, Any], *, is_default: bool) -> str:
+def _describe_model(found: TrialFacts, *, is_default: bool) -> str:
     from spard.data.template_card import PROBES_TITLE, Probe  # jinja is slow to import
     from spard.models.targets import Reach
 
