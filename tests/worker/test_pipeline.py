@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from app.files.tokenizer import read_tokenizer
 from app.settings import Settings
 from spard.config import Audit
+from spard.data.chat import get_renderer
 from spard.errors import ExampleTooLong, InvalidData, Stopped
+from tests.app.http.test_template_arguments import EFFORT
 from tests.worker.heard import Heard, Work, read_report, unpack_archive
 from tests.worker.parts import PLAIN, RECIPE, job_folder
 from worker.failures import Fault, GpuMissing, failure
 from worker.process import environment
-from worker.workdir import Folder
+from worker.workdir import Folder, read_assignment, write_assignment
 
 
 def test_the_phases_come_in_order(finished_job: tuple[Folder, Heard]) -> None:
@@ -141,3 +146,22 @@ def test_other_audit_settings_are_not_mixed_up(
     kept = kept_suites(tmp_path / "cache")
     assert max(kept.values()) == 2
     assert {name for name, count in kept.items() if count == 2} >= first & second
+
+
+def test_arguments_that_the_record_of_the_base_model_fixes_are_in_the_rows_and_the_archive(
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path
+) -> None:
+    base = shutil.copytree(model, tmp_path / "base")
+    (base / "chat_template.jinja").write_text(EFFORT)
+    tokenizer = read_tokenizer(base, {"effort": "low"})
+    folder = job_folder(tmp_path / "job", base, recipe=PLAIN, pool=None)
+    record = get_renderer(tokenizer).rendering
+    write_assignment(folder, replace(read_assignment(folder), rendering=record.as_json()))
+    work(folder)
+    adapter = unpack_archive(folder, tmp_path / "unpacked")
+    rendering = json.loads((adapter / "manifest.json").read_text())["rendering"]
+    assert (rendering["arguments"], rendering["digest"]) == ({"effort": "low"}, record.digest)
+    question = [{"role": "user", "content": "Hello"}]
+    loaded: Any = AutoTokenizer.from_pretrained(adapter)
+    said = loaded.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    assert said.startswith("<|system|>effort low\n")
