@@ -10,8 +10,8 @@
 # `AutoModelForCausalLM` of the folder gives the same. Merge with version 4: version 5 reads the merged model as it does
 # the base model.
 #
-# Seen on 2026-12-01, the largest difference of a logit, relative to the adapter's largest effect, and the weights in the
-# file that are left out:
+# Seen on 2026-12-01, the largest difference of a logit, relative to the adapter's largest effect, and how many of the
+# file's weights are left out:
 #   Mixtral     base 0%, adapter   0%, left out  0 of 78
 #   Qwen3Moe    base 0%, adapter   0%, left out  0 of 78
 #   Olmoe       base 0%, adapter   0%, left out  0 of 78
@@ -24,9 +24,10 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 for version in 4.57.6 5.23.0; do
   python3 -m venv "$place/$version"
-  "$place/$version/bin/pip" install --quiet --disable-pip-version-check --no-compile torch==2.13.0
+  pip() { "$place/$version/bin/pip" --quiet --disable-pip-version-check "$@"; }
+  pip install --no-compile torch==2.13.0
   case $version in 4*) peft=0.18.1 ;; *) peft=0.21.2 ;; esac
-  "$place/$version/bin/pip" install --quiet --disable-pip-version-check --no-compile "transformers==$version" "peft==$peft"
+  pip install --no-compile "transformers==$version" "peft==$peft"
 done
 cd "$place"
 export HF_HUB_OFFLINE=1
@@ -67,7 +68,8 @@ def train(kind, more):
     before = answer(model)
     experts = ["w1", "w2", "w3"] if kind in ("Mixtral", "Phimoe") else ["gate_proj", "up_proj", "down_proj"]
     about = {"r": 4, "lora_alpha": 16, "target_modules": ["o_proj", *experts], "task_type": "CAUSAL_LM"}
-    model = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(kind), LoraConfig(**about, init_lora_weights=False))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(kind)
+    model = get_peft_model(loaded, LoraConfig(**about, init_lora_weights=False))
     model.save_pretrained(f"{kind}-adapter")
     return before, answer(model)
 
