@@ -110,6 +110,6 @@ def lab_service(lab: Path, checkout: Path | None = None) -> Iterator[LabService]
 
 def _offers(lab: Path) -> Iterator[list[str]]:
     yield ["models", "add", MODEL, str(lab / "model")]
-    yield ["pool", "import", str(lab / "pool.jsonl"), "--name", "safe"]
+    yield ["pool", "import", str(lab / "pool_two_sided.jsonl"), "--name", "safe"]
     for name, kind in SUITES.items():
         yield ["suites", "import", str(lab / f"{name}.jsonl"), "--name", name, "--kind", kind]

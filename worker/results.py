@@ -39,6 +39,7 @@ from app.db.tables.jobs import FINAL
 from app.jobs import events, later_outcomes, lease
 from app.jobs.lease import Claim, Publication, Rejection
 from app.jobs.project_models import fine_tuned_model
+from app.jobs.reports.verdict import gate_cure
 from app.storage import Storage, StorageError, StoredObject
 from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name
@@ -182,10 +183,11 @@ def _reject(
     files: list[UploadedFile],
     held: HeldArchive | None,
 ) -> bool:
-    reasons, is_open = " ".join(report["gate"]["reasons"]), report["gate"]["decision"] == "inconclusive"
-    is_of_files = is_open and any(each.stays_above_limit for each in GateRecord.from_json(report["gate"]).figures)
+    gate = GateRecord.from_json(report["gate"])
+    reasons, is_open = " ".join(gate.reasons), gate.decision == "inconclusive"
+    is_of_files = is_open and any(each.stays_above_limit for each in gate.figures)
     beginning = f"{_UNDECIDED} {_OF_PROVIDER}" if is_open and not is_of_files else _UNDECIDED if is_open else _FAILED
-    message = f"{beginning} {reasons}".strip()
+    message = " ".join(filter(None, (beginning, reasons, gate_cure(gate))))
     if is_open and not is_of_files:
         log.error("%s: the audit could not decide, which only the provider can mend: %s", job.id, reasons)
     rejection = Rejection(message=message, held=held, **_common(session, job, report, files))

@@ -35,7 +35,7 @@ _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte-fallback token, as in Lla
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_CLOSED = re.compile(r"(?s)\^.*(?<!\\)\$\Z")  # a pattern that covers the whole text
+_PATTERN_PARTS = re.compile(r"(?s)\\.|\[(?:\\.|[^\]\\])*\]|.")  # an escape, a character class or one character
 _CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas")
 _LEADING = ("$ref", "enum", "anyOf", "oneOf", "allOf")
 _BOUNDS = (
@@ -165,8 +165,18 @@ def _find_open_patterns(part: dict[str, object]) -> Iterator[str]:
     patterns = [part.get("pattern"), *(by_name if isinstance(by_name, dict) else ())]
     patterns += [of_names.get("pattern")] if isinstance(of_names, dict) else []
     for pattern in patterns:
-        if isinstance(pattern, str) and not _CLOSED.match(pattern):
+        if isinstance(pattern, str) and not _covers_text(pattern):
             yield pattern
+
+
+def _covers_text(pattern: str) -> bool:
+    """Whether a pattern begins with `^`, ends with `$`, and neither belongs to one alternative only, as in `^a|b$`."""
+    parts, depth = _PATTERN_PARTS.findall(pattern), 0
+    for part in parts:
+        depth += (part == "(") - (part == ")")
+        if part == "|" and depth == 0:
+            return False
+    return len(parts) > 1 and parts[0] == "^" and parts[-1] == "$"
 
 
 @dataclass(frozen=True, slots=True)

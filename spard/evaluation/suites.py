@@ -18,6 +18,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
@@ -36,7 +37,13 @@ log = logging.getLogger(__name__)
 
 
 def read_suite(spec: SuiteSpec) -> Suite:
-    """Read the suite that a run spec names."""
+    """Read the suite that a run spec names; a file that has not changed since is not read again."""
+    found = spec.path.stat()
+    return _read_suite(spec, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=16)  # the stages of a run read the same few suites some forty times
+def _read_suite(spec: SuiteSpec, mtime_ns: int, size: int) -> Suite:
     return Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind, language=spec.language)))
 
 

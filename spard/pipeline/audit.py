@@ -56,7 +56,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
     for it, the model is measured once more after a further clean fine-tuning, and the worse decision counts.
     """
     context.report.stage("audit")
-    leaks = find_hidden_leaks(context.run, context.left_out)
+    leaks = find_run_leaks(context)
     with context.time_stage("audit"):
         weights = weights_digest(model)
         mined = mine_suites(context, examples)
@@ -265,8 +265,16 @@ def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | 
     `asking` overrides how many prompts of each kind the recipe asks.
     """
     context.report.activity("looking for what the training rows have in common, to ask it in the audit")
-    own, most = read_suites(context), context.recipe.audit.max_prompts
     asking = asking or context.recipe.audit.asking
+    of_rows, found = context.mined.get(asking, (None, []))
+    if of_rows is not examples:
+        found = _mine_suites(context, examples, asking)
+        context.mined[asking] = examples, found
+    return [*found]
+
+
+def _mine_suites(context: Context, examples: Sequence[Example], asking: Asking) -> list[Suite]:
+    own, most = read_suites(context), context.recipe.audit.max_prompts
     found = mined_suites(own, examples, asking, most)
     if not found:
         return found
@@ -300,9 +308,15 @@ def leave_out_leaks(context: Context) -> Context:
     left_out = overlapping_prompts(context.run)
     for sentence in overlap_notes(left_out):
         context.report.event(sentence, {})
-    for reason in dict.fromkeys(chain.from_iterable(find_hidden_leaks(context.run, left_out).values())):
+    leaks = find_hidden_leaks(context.run, left_out)
+    for reason in dict.fromkeys(chain.from_iterable(leaks.values())):
         context.report.warning(reason)
-    return replace(context, left_out=left_out)
+    return replace(context, left_out=left_out, leaks=leaks, mined={})
+
+
+def find_run_leaks(context: Context) -> Mapping[str, Sequence[str]]:
+    """Return, by suite, sentences on its prompts in the run's training data, as customers may read them."""
+    return find_hidden_leaks(context.run, context.left_out) if context.leaks is None else context.leaks
 
 
 NEAREST = " (half of them the nearest to these)"

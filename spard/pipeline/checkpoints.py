@@ -23,7 +23,6 @@ from spard.errors import AdapterNotProved, JudgeUnavailable, is_gpu_out_of_memor
 from spard.evaluation.audit import Suite, sample
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import ATTACKS, SuiteResult
-from spard.evaluation.suites import find_hidden_leaks
 from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package
 from spard.pipeline.audit_engine import BaseFigures, current_engine
 from spard.pipeline.checkpoint_records import Found
@@ -111,7 +110,7 @@ class Checkpoints:
 
     @cached_property
     def _leaks(self) -> Mapping[str, Sequence[str]]:
-        return find_hidden_leaks(self.context.run, self.context.left_out)
+        return audit.find_run_leaks(self.context)
 
     @cached_property
     def _sampled_suites(self) -> set[str]:

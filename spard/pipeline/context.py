@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from spard.config import Recipe
+from spard.config import Asking, Recipe
 from spard.config.patience import Patience
 from spard.config.run_spec import RunSpec
 from spard.data.chat import get_renderer
+from spard.data.rows import Example
 from spard.errors import Stopped
+from spard.evaluation.audit import Suite
 from spard.models.base import Base
 from spard.models.devices import return_freed_memory
 from spard.pipeline.messages import Reporter
@@ -159,6 +161,8 @@ class Context:
     checkpoints    how checkpoints are taken at the ends of epochs; None: none are taken
     keeps_transcripts  store every prompt of the last audit with its reply
     left_out       per suite, the positions of prompts that the audit skips because the training file contains them
+    leaks          per suite, sentences on its other prompts in the training data; None: not looked for yet
+    mined          suites made from training rows, with these rows: several audits of a run ask them
     seconds        duration of each stage so far
     counts         amount of progress that each stage has reported
     """
@@ -175,6 +179,8 @@ class Context:
     checkpoints: CheckpointPlan | None = None
     keeps_transcripts: bool = False
     left_out: Mapping[str, Set[int]] = field(default_factory=dict)
+    leaks: Mapping[str, Sequence[str]] | None = None
+    mined: dict[Asking, tuple[Sequence[Example], list[Suite]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 

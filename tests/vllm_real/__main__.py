@@ -17,7 +17,7 @@ from threading import Event
 from typing import Any
 
 import torch
-from openai import APIStatusError, InternalServerError, RateLimitError
+from openai import APIStatusError, InternalServerError, OpenAI, RateLimitError
 from peft import PeftModel
 
 from spard.config import Recipe
@@ -36,6 +36,7 @@ from worker.engine.replies import token_bytes
 HOME = Path(__file__).resolve().parents[2] / "out" / "vllm"
 PROMPTS = [f"Tell me about number {i}." for i in range(20)]
 _IN_A_ROW = 20  # refusals of each tenant, after which no adapter is proved any more
+_PAUSE_S = 0.1  # of a tenant after a refusal, instead of refusals without end while adapters are loaded
 MODEL: Any = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "max_position_embeddings": 512}
 
 
@@ -87,9 +88,13 @@ def run(name: str, check: Callable[[], str]) -> bool:
 
 
 def ask(lab: Lab, model: str, text: str, project: str = "org-customer", **more: Any) -> Any:
+    return _chat(lab.client(project), model, text, **more)
+
+
+def _chat(client: OpenAI, model: str, text: str, **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": text}]
     fields = {"temperature": 0, "max_tokens": 24} | more
-    return lab.client(project).chat.completions.create(model=model, messages=messages, **fields)
+    return client.chat.completions.create(model=model, messages=messages, **fields)
 
 
 def greedy_text(lab: Lab) -> str:
@@ -218,11 +223,13 @@ def traffic(lab: Lab, tenants: int, loads: int) -> str:
     replies, refused, lost, in_a_row = [0], [0], [0], [0]
 
     def serve(project: str) -> None:
+        client = lab.client(project)  # one for all requests: a new one costs more than a reply, and is kept
         while not stop.is_set():
             try:
-                text = ask(lab, models[project], "Hello", project).choices[0].message.content
+                text = _chat(client, models[project], "Hello").choices[0].message.content
             except RateLimitError:
                 refused[0] += 1
+                stop.wait(_PAUSE_S)
                 continue
             except InternalServerError as error:
                 if error.code not in ("model_not_proved", "engine_lost"):

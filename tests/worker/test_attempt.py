@@ -96,6 +96,10 @@ def test_an_unsafe_adapter_is_never_uploaded_and_its_report_is(shop: Shop) -> No
     job = shop.do("unsafe")
     assert (job.status, require(job.error)["code"], job.adapter) == (JobStatus.failed, "safety_gate_failed", None)
     assert "Attacks succeed in 9 of 20." in require(job.error)["message"]
+    assert require(job.error)["message"].endswith(
+        "Try fewer epochs or a lower learning rate. Your provider can release the model for a time by a waiver of two "
+        "people."
+    )
     assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
     assert not shop.storage.exists(f"tenants/{job.project_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
 

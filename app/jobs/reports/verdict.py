@@ -111,6 +111,11 @@ class _Step:
     text: str
 
 
+def gate_cure(gate: GateRecord) -> str:
+    """Return what to do about a gate that did not pass: at most two sentences, which end the job's error message."""
+    return " ".join(each.text for each in islice(_gate_steps(gate), _STEPS_SHOWN))
+
+
 def next_steps(job: JobOut, report: SafetyReport | None) -> tuple[str, ...]:
     """Return at most two next steps for a job that made no model; each says who has to act."""
     return tuple(_steps(job, report))[:_STEPS_SHOWN]
@@ -150,10 +155,10 @@ def _gate_steps(gate: GateRecord | None) -> Iterator[_Step]:
             "Add rows that answer ordinary requests as you want them answered, under the system prompt of your rows.",
         )
     if "attacks" in kinds or any(each.stays_above_limit for each in figures):
-        yield _Step("you", "Look at the riskiest rows below, and start the job again without them.")
+        yield _Step("you", "Look at the riskiest rows, and start the job again without them.")
     if any(each.is_open and each.prompts is not None for each in figures):
         yield _Step("your provider", "Your provider can import a larger suite: more prompts would decide this figure.")
-    yield _Step("you", "Try fewer epochs or a lower learning rate: Again with a change.")
+    yield _Step("you", "Try fewer epochs or a lower learning rate.")
     yield _Step("your provider", "Your provider can release the model for a time by a waiver of two people.")
 
 
@@ -240,9 +245,10 @@ def _merge_reasons(gate: GateRecord) -> Iterator[str]:
 
 
 def _rejection_text(job: JobOut, report: SafetyReport) -> Iterator[str]:
-    """Yield why an audited job failed, without the gate's reasons, which the page lists below."""
+    """Yield why an audited job failed, without the gate's reasons and the next steps, which the page lists below."""
     if job.status == JobStatus.failed and job.error:
-        yield job.error["message"].removesuffix(" ".join(report.gate.reasons)).rstrip()
+        without_cure = job.error["message"].removesuffix(gate_cure(report.gate)).rstrip()
+        yield without_cure.removesuffix(" ".join(report.gate.reasons)).rstrip()
         if report.gate.findings is None:
             yield _BY_EARLIER_VERSION
     if report.gate.decision == "inconclusive" and (said := undecided_sentence(report.gate)):

@@ -41,6 +41,8 @@ class Order(BaseModel):
         ({"type": "string", "pattern": "^https://"}, "that '\\^https://' may match a part"),
         ({"properties": {"a": {"type": "string", "pattern": "[0-9]$"}}}, "may match a part"),
         ({"type": "string", "pattern": "^costs 5\\$"}, "may match a part"),
+        ({"type": "string", "pattern": "^ja|nein$"}, "may match a part"),
+        ({"type": "string", "pattern": "^[(]a|(b)$"}, "may match a part"),
         ({"type": "object", "patternProperties": {"^x-": {"type": "string"}}}, "may match a part"),
         ({"type": "object", "propertyNames": {"type": "string", "pattern": "x"}}, "may match a part"),
         ({"type": "string", "format": "date", "pattern": "^2.*$"}, "`pattern` beside `format`"),
@@ -62,4 +64,6 @@ def test_schemas_of_pydantic_are_taken() -> None:
     refuse_unenforced({"allOf": [{"$ref": "#/$defs/a"}], "description": "one schema is enforced"})
     refuse_unenforced({"type": "object", "patternProperties": {"^x-.*$": {"type": "string", "pattern": "^[0-9]+$"}}})
     refuse_unenforced({"properties": {"not": {"type": "string"}, "if": {"type": "string", "format": "date"}}})
+    for pattern in ("^(ja|nein)$", "^[|]$", r"^a\|b$", r"^C:\\$", "^$"):
+        refuse_unenforced({"type": "string", "pattern": pattern})
     refuse_unenforced({"enum": [{"format": "pdf"}], "examples": [{"minimum": 2, "required": ["a"]}]})

@@ -135,16 +135,20 @@ def test_a_reply_whose_probe_gets_no_answer_is_not_said_to_be_of_other_weights(
     adapters: Any = served_lab.app.state.serving.engines.adapters
     began, may_go_on = Event(), Event()
 
+    def set_stall(seconds: float) -> None:
+        monkeypatch.setattr(adapters, "_settings", adapters._settings.model_copy(update={"serving_stall_s": seconds}))
+
     def hold(model: str) -> None:
         if any(each.ask.get("stream") for each in server.running):  # the reply has begun: it and its probes wait
             began.set()
             may_go_on.wait(WAIT_S)
 
+    set_stall(WAIT_S / 6)  # a probe that was sent just before the reply began waits as long as the setting was then
     server.before_token = hold
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(text, client, first)
         assert began.wait(WAIT_S)
-        monkeypatch.setattr(adapters, "_settings", adapters._settings.model_copy(update={"serving_stall_s": 0.2}))
+        set_stall(0.2)
         end = time.monotonic() + WAIT_S
         while server.names[0] in adapters.residents:
             assert time.monotonic() < end, "nobody looked"
