@@ -6,7 +6,8 @@
 # own; version 5 has all experts in one parameter, and PEFT converts such adapters for it.
 # What happens: the conversion is right for Mixtral, Qwen3-MoE and OLMoE. For Qwen2-MoE and Phi-3.5-MoE the weights for
 # the experts are left out, and for DeepSeek V3 and GLM-4.5 those for dense layers and shared experts. No missing or
-# unexpected weight is named. (A warning that a pattern was ignored is the same for models that are right.)
+# unexpected weight is named, except in what a second `load_adapter` of the folder returns as `unexpected_keys`. (A
+# warning that a pattern was ignored is the same for models that are right.)
 # `AutoModelForCausalLM` of the folder gives the same. Merge with version 4: version 5 reads the merged model as it does
 # the base model.
 #
