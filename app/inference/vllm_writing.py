@@ -4,8 +4,9 @@ Prompts are rendered with the model's chat template, which also tells where its 
 
 Schemas are refused of which the server's default engine for schemas, xgrammar, enforces only a part. xgrammar follows
 one of `$ref`, `enum`, `anyOf` and `oneOf` and ignores what stands beside it. It also ignores `allOf` of several
-schemas, a bound without a `type`, and keys of `required` without a schema (measured on version 0.2.8). It takes a
-`pattern` for the whole text, where JSON Schema looks for it anywhere in the text.
+schemas, a bound without a `type`, keys of `required` without a schema, a `pattern` beside `format`, and conditions:
+`not`, `if`, `dependentRequired` and `dependentSchemas` (measured on versions 0.2.8 and 0.2.9; vLLM 0.32 passes
+them on). It takes a `pattern` for the whole text, where JSON Schema looks for it anywhere in the text.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SINGLE = ("items", "additionalItems", "additionalProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _PATTERN_PARTS = re.compile(r"(?s)\\.|\[(?:\\.|[^\]\\])*\]|.")  # an escape, a character class or one character
+_CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas")
 _LEADING = ("$ref", "enum", "anyOf", "oneOf", "allOf")
 _BOUNDS = (
     *("pattern", "format", "minLength", "maxLength", "minItems", "maxItems"),
@@ -142,10 +144,14 @@ def _find_ignored(part: dict[str, object]) -> str | None:
     all_of, required, properties = part.get("allOf"), part.get("required"), part.get("properties")
     if isinstance(all_of, list) and len(all_of) > 1:
         return "`allOf` of several schemas; merge them into one"
+    if condition := next((name for name in _CONDITIONS if name in part), None):
+        return f"`{condition}`; leave it out, and check replies for it"
     if leading and (beside := [*leading[1:], *bounds, *(name for name in _OTHERS if name in part)]):
         return f"`{beside[0]}` beside `{leading[0]}`; merge the two"
     if bounds and "type" not in part and "const" not in part:
         return f"`{bounds[0]}` without a `type`"
+    if "pattern" in part and "format" in part:
+        return "`pattern` beside `format`; keep one of them"
     if open_pattern := next(_find_open_patterns(part), None):
         closing = "begin it with `^`, end it with `$`, and write `.*` where more may stand"
         return f"that {open_pattern!r} may match a part of a text; {closing}"

@@ -45,6 +45,11 @@ class Order(BaseModel):
         ({"type": "string", "pattern": "^[(]a|(b)$"}, "may match a part"),
         ({"type": "object", "patternProperties": {"^x-": {"type": "string"}}}, "may match a part"),
         ({"type": "object", "propertyNames": {"type": "string", "pattern": "x"}}, "may match a part"),
+        ({"type": "string", "format": "date", "pattern": "^2.*$"}, "`pattern` beside `format`"),
+        ({"type": "integer", "not": {"const": 5}}, "`not`; leave it out"),
+        ({"items": {"if": {"type": "integer"}, "then": {"minimum": 7}}}, "`if`; leave it out"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "`dependentRequired`; leave it out"),
+        ({"$ref": "#/$defs/a", "dependentSchemas": {"a": {"required": ["b"]}}}, "`dependentSchemas`; leave it out"),
         ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "`x-guidance` is no keyword"),
     ],
 )
@@ -58,6 +63,7 @@ def test_schemas_of_pydantic_are_taken() -> None:
     refuse_unenforced(Order.model_json_schema())
     refuse_unenforced({"allOf": [{"$ref": "#/$defs/a"}], "description": "one schema is enforced"})
     refuse_unenforced({"type": "object", "patternProperties": {"^x-.*$": {"type": "string", "pattern": "^[0-9]+$"}}})
+    refuse_unenforced({"properties": {"not": {"type": "string"}, "if": {"type": "string", "format": "date"}}})
     for pattern in ("^(ja|nein)$", "^[|]$", r"^a\|b$", r"^C:\\$", "^$"):
         refuse_unenforced({"type": "string", "pattern": pattern})
     refuse_unenforced({"enum": [{"format": "pdf"}], "examples": [{"minimum": 2, "required": ["a"]}]})
