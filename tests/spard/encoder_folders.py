@@ -78,8 +78,7 @@ def _model(is_decoder: bool) -> Any:
 
 def _qwen2_model() -> Any:
     sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    return Qwen2Model(Qwen2Config(**sizes, **heads, vocab_size=400))
+    return Qwen2Model(Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=2, vocab_size=400))
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -196,6 +196,10 @@ def _chunk(choices: list[Any]) -> dict[str, Any]:
     return {"id": "c", "object": "text_completion", "created": 0, "model": "m", "choices": choices, "usage": None}
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 2048  # as vLLM's; with the default of 5, connections are lost when many adapters are probed
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answers for the server of its class."""
 
@@ -261,7 +265,7 @@ class Handler(BaseHTTPRequestHandler):
 def vllm_stub(model: Path) -> Iterator[Vllm]:
     """Serve while the block runs."""
     state = Vllm(load_base(model, device="cpu"))
-    http = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"state": state}))
+    http = _Server(("127.0.0.1", 0), type("Own", (Handler,), {"state": state}))
     state.url = f"http://127.0.0.1:{http.server_port}/v1"
     thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
