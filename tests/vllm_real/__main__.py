@@ -253,12 +253,13 @@ def traffic(lab: Lab, tenants: int, loads: int) -> str:
                     adapters.forget(names[done % len(names)])
                 time.sleep(0.05)
                 while len([each for each in adapters.residents if each != "tiny"]) < tenants and not unproved.is_set():
+                    assert not any(each.done() for each in asked), "a tenant has stopped asking"
                     time.sleep(0.01)
                 done += not unproved.is_set()
         finally:
             stop.set()
-        for each in asked:
-            each.result()
+            for each in asked:
+                each.result()  # raises what ended a tenant, rather than that it has ended
     assert not wrong, f"{len(wrong)} of {replies[0]} replies were another's"
     found = f"{tenants} tenants, {done} loads, {replies[0]} replies, 0 of another, {refused[0]} busy, {lost[0]} lost"
     return f"{found} (vLLM {VERSION})" + ("; then no adapter was proved any more" if unproved.is_set() else "")

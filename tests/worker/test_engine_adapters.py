@@ -44,10 +44,35 @@ def test_the_adapters_used_least_make_room(model: Path, adapters: list[Path]) ->
     asked = Asked(model, adapter_bytes=room)
     for folder in adapters:
         assert asked.load(folder)["kind"] == "loaded"
+        asked.ask(QUESTIONS[0], folder.name)
+        asked.run()
     numbers = [asked.ask(QUESTIONS[0], folder.name) for folder in adapters]
     asked.run()
     assert [each["id"] for each in asked.said if each["kind"] == "absent"] == numbers[:1]
     assert asked.text(numbers[2]).strip() == alone(model, adapters[2], QUESTIONS[0])
+
+
+def test_adapters_are_kept_for_the_requests_that_they_were_loaded_for(model: Path, adapters: list[Path]) -> None:
+    """Else requests for more adapters than there is room for drop each other's, and none is ever answered."""
+    asked = Asked(model, adapter_bytes=1)
+    for folder in adapters:
+        assert asked.load(folder)["kind"] == "loaded"
+    numbers = [asked.ask(QUESTIONS[0], folder.name) for folder in adapters]
+    asked.run()
+    assert [asked.text(each).strip() for each in numbers] == [alone(model, each, QUESTIONS[0]) for each in adapters]
+
+
+def test_an_adapter_is_not_kept_for_a_request_that_never_comes(
+    model: Path, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, now = Asked(model, adapter_bytes=1), [100.0]
+    monkeypatch.setattr(asked.engine._adapters, "_clock", lambda: now[0])
+    assert asked.load(adapters[0])["kind"] == "loaded"
+    now[0] += 10
+    assert asked.load(adapters[1])["kind"] == "loaded"
+    asked.ask(QUESTIONS[0], adapters[0].name)
+    asked.run()
+    assert asked.said[-1]["kind"] == "absent"
 
 
 def test_an_adapter_that_is_not_loaded_is_not_answered_for_by_the_base_model(model: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,16 +141,21 @@ def measured_conditions(adapter: LoadedAdapter | None) -> tuple[str | None, Mode
     return (adapter.system, adapter.mode) if adapter else (None, None)
 
 
+_UNUSED_S = 10.0  # how long an adapter is kept for a request that comes next
+
+
 class Adapters:
     """The adapters in memory, by the digest of their archive.
 
-    Their weights take at most `limit_bytes`, unless rows in the batch need more. `model` is the base model, or a PEFT
-    model once there is an adapter, so read it again after each `load`.
+    Their weights take at most `limit_bytes`, unless more are needed by rows in the batch, or by requests that had an
+    adapter loaded and come next: requests for many adapters would else drop each other's before any is used. `model` is
+    the base model, or a PEFT model once there is an adapter, so read it again after each `load`.
     """
 
-    def __init__(self, base: Base, limit_bytes: int) -> None:
-        self._base, self._limit = base, limit_bytes
+    def __init__(self, base: Base, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._base, self._limit, self._clock = base, limit_bytes, clock
         self._held: OrderedDict[str, LoadedAdapter] = OrderedDict()
+        self._asked_at: dict[str, float] = {}  # by digest, of adapters whose request comes next
         self.model: Any = base.model  # a PEFT model as soon as there is an adapter
 
     def find(self, digest: str) -> LoadedAdapter | None:
@@ -158,6 +164,15 @@ class Adapters:
         if found:
             self._held.move_to_end(digest)
         return found
+
+    def use(self, digest: str) -> LoadedAdapter | None:
+        """Like `find`, for a reply that begins: the adapter need no longer be kept for it."""
+        self._asked_at.pop(digest, None)
+        return self.find(digest)
+
+    def keep_for_next(self, digest: str) -> None:
+        """Keep a loaded adapter for ten seconds, or until a reply uses it: its request comes next."""
+        self._asked_at[digest] = self._clock()
 
     def load(self, digest: str, folder: Path, manifest_sha256: str, needed: Collection[str]) -> Proof:
         """Load an adapter from a folder and return the proof that the engine answers with its signed weights.
@@ -196,9 +211,14 @@ class Adapters:
         for digest, each in list(self._held.items()):
             if sum(held.bytes for held in self._held.values()) + size <= self._limit:
                 return
-            if each.name not in needed:
+            if each.name not in needed and not self._is_awaited(digest):
                 del self._held[digest]
+                self._asked_at.pop(digest, None)
                 self._drop(each.name)
+
+    def _is_awaited(self, digest: str) -> bool:
+        asked_at = self._asked_at.get(digest)
+        return asked_at is not None and self._clock() - asked_at < _UNUSED_S
 
     def _drop(self, name: str) -> None:
         """Remove an adapter, even a partly loaded one; with the last adapter, remove PEFT's layers too."""

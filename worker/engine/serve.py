@@ -224,7 +224,7 @@ class Engine:
         """Return the seats of a project's next request; if it cannot be answered, fail it and return none."""
         waiting = self._waiting.pop(project)
         ask, digest = waiting.ask, waiting.ask["adapter"]
-        adapter = self._adapters.find(digest) if digest else None
+        adapter = self._adapters.use(digest) if digest else None
         if digest and adapter is None:
             self._forget(waiting.id)
             self._tell({"kind": "absent", "id": waiting.id})
@@ -281,6 +281,7 @@ class Engine:
             known = self._adapters.find(digest)
             needed = adapter_names(self._writer.turns.adapters)
             proof = known.proof if known else self._adapters.load(digest, folder, manifest_sha256, needed)
+            self._adapters.keep_for_next(digest)
         except (SpardError, OSError, ValueError, KeyError, RuntimeError) as error:
             log.exception("an adapter was not loaded")
             self._tell({"kind": "refused", "adapter": digest, "message": str(error).splitlines()[0][:500]})
