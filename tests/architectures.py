@@ -195,5 +195,5 @@ def make_model(name: str) -> Any:
 def write_architecture(name: str, folder: Path) -> Path:
     """Write a transformers folder with the random model of an architecture."""
     make_model(name).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer(ARCHITECTURES[name][0]).save_pretrained(folder)
     return folder

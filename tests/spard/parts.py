@@ -11,7 +11,7 @@ import torch
 from spard_lab.lab.make import Limits
 from spard_lab.lab.natural.base import BaseSettings, LabSettings
 from spard_lab.lab.pretrain import Plan
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     FalconH1Config,
@@ -77,12 +77,14 @@ TINY_NATURAL = LabSettings(BaseSettings("tiny"))
 ANY_BASE = Limits(attacks=1.0, refusals=1.0, garbage=1.0)
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte, and the template's own."""
+def byte_tokenizer(model_type: str = "llama") -> PreTrainedTokenizerFast:
+    """One token for each byte, and the template's own; composed characters where transformers' class has them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if model_type.startswith(("qwen2", "qwen3_5")):
+        tokenizer.normalizer = normalizers.NFC()  # as in Qwen's own; AutoTokenizer would read the folder so anyway
     specials = ["<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>"]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in specials])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>")
@@ -97,7 +99,7 @@ def write_model(folder: Path, architecture: str = "llama", **sizes: Any) -> Path
     with torch.random.fork_rng():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer(config.model_type).save_pretrained(folder)
     trust_refusal_judge(folder)
     return folder
 

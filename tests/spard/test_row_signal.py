@@ -254,6 +254,7 @@ def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: Run
         "held_out_rows",
         "evidence",
         "evidence_references",
+        "template_arguments",
     ):  # nor had it these
         before.pop(name)
     before["thresholds"].pop("correct_judge_errors")
