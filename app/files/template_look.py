@@ -155,9 +155,10 @@ def _nothing(fault: str | None) -> TemplateLook:
 
 
 def main() -> None:
-    """Print the findings on the folder of the first argument; the second is the template's CPU limit in seconds.
+    """Print what is found out about a model's folder and its chat template, as lines of JSON.
 
-    The third has the template's arguments.
+    The command's arguments are the folder, the CPU seconds that the template may take, and the template's own arguments
+    as JSON.
     """
     os.nice(_NICE)
     limit_memory(_BYTES)

@@ -169,7 +169,7 @@ def test_settings_of_the_class_that_an_encoder_names_are_followed(tmp_path: Path
 
 
 def test_all_weights_of_such_a_model_are_not_trained(own_folder: Path, tmp_path: Path) -> None:
-    """transformers would read the trained folder's text otherwise: it could never be proved."""
+    """AutoTokenizer would split text for the trained folder by other rules than the training did."""
     spec = write_run(own_folder, tmp_path)
     with pytest.raises(InvalidRecipe, match="rules of Qwen2Tokenizer"):
         run(replace(spec, recipe=replace(spec.recipe, lora=None)), tmp_path / "out", lambda message: None)

@@ -120,7 +120,7 @@ def test_an_effort_that_a_template_only_prints_is_no_switch_of_thinking_once_it_
 
 @pytest.fixture
 def effort_folder(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
-    """A tiny model with the template of gpt-oss."""
+    """Return the folder of a tiny random model with the chat template of gpt-oss."""
     own = make_tokenizer("gptoss", TEMPLATES["gptoss"])
     ends = {"vocab_size": len(own), "eos_token_id": own.stated_ends, "pad_token_id": own.pad_token_id}
     folder = write_model(tmp_path / "model", **ends, max_position_embeddings=1024)

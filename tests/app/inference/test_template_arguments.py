@@ -58,7 +58,7 @@ def prompt_tokens(client: OpenAI, model: str) -> int:
 
 
 def longer(lab: Lab, models: dict[str, str]) -> dict[str, int]:
-    """How many tokens longer than with "medium" each model's prompt is; the tokenizer has one for each byte."""
+    """Return how many tokens longer each model's prompt is than with the effort "medium"; each byte is a token."""
     client = lab.client()
     usual = prompt_tokens(client, "tiny")
     return {model: prompt_tokens(client, model) - usual for model in models}
